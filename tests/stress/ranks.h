@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,9 +32,13 @@ static inline void stop_ranks(const pid_t *pids, int ranks, uint64_t seed, const
 static inline int run_processes(int ranks, uint64_t seed, const int *over, void *(*rank_main)(void *))
 {
     pid_t pids[RANKS];
+    const pid_t parent = getpid();
     int bad = 0, status;
     for (int r = 0; r < ranks; r++)
         if ((pids[r] = fork()) == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* a program that is killed leaves no rank behind */
+            if (getppid() != parent)
+                _exit(1);
             rank_main((void *)(intptr_t)r);
             _exit(0);
         }

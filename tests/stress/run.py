@@ -19,6 +19,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -146,6 +147,8 @@ def main() -> int:
             f"tests/stress/run.py: {', '.join(absent)} not found. In Debian: "
             "apt-get install gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
         )
+    # so that it ends what it started, and removes its folder
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         passed = [run_one(program, name, Path(folder), options) for program, name in chosen]
