@@ -120,8 +120,7 @@ def may_end(drawn: Episode) -> bool:
 
     Between nodes a rank can miss that another has given up, if both happen in a message's time.
     """
-    between_nodes = drawn.env.get("HPCDIST_CHECK_TRANSPORT") == "mpi"
-    return drawn.row.may_end or (between_nodes and min(drawn.timeouts) < LONG)
+    return drawn.row.may_end or (drawn.between_nodes and min(drawn.timeouts) < LONG)
 
 
 def mpi_without_memory(drawn: Episode, crash: str) -> bool:

@@ -125,6 +125,11 @@ class Episode:
     def rng(self, *which: object) -> random.Random:
         return random.Random(":".join(map(str, (self.seed, self.number, *which))))
 
+    @property
+    def between_nodes(self) -> bool:
+        """Whether groups agree through MPI, as those whose ranks are not on one node."""
+        return self.env.get("HPCDIST_CHECK_TRANSPORT") == "mpi" or "HPCDIST_NODES" in self.env
+
     def group_of(self, stream: int, rng: random.Random) -> int:
         """A group for a move: a stream has its own where there are several."""
         return stream if self.row.streams > 1 else rng.randrange(len(self.timeouts))
@@ -141,6 +146,9 @@ def episode(seed: str, number: int, rows: list[str], ranks: list[int], seconds: 
     env = {}
     if rng.random() < row.between_nodes:
         env["HPCDIST_CHECK_TRANSPORT"] = "mpi"
+    elif size > 1 and rng.random() < row.divided:
+        env["HPCDIST_NODES"] = _nodes(rng, size)
+        env["HPCDIST_TWO_LEVEL"] = rng.choice(["on", "on", "auto"])
     if rng.random() < 0.15:
         env["HPCDIST_CHECK"] = "full"
     if rng.random() < 0.15:
@@ -153,6 +161,12 @@ def episode(seed: str, number: int, rows: list[str], ranks: list[int], seconds: 
         shm=rng.choice(row.shm), descriptors=rng.choice(row.descriptors),
         memory=rng.choice(row.memory),
     )  # fmt: skip
+
+
+def _nodes(rng: random.Random, ranks: int) -> str:
+    """Two blocks, or a node for each rank, in any order."""
+    places = [rng.randrange(ranks) for _ in range(ranks)]
+    return "2" if rng.random() < 0.5 else ",".join(map(str, places))
 
 
 def moves(drawn: Episode, stream: int) -> Iterator[list[Step]]:

@@ -31,6 +31,8 @@ class Row:
         Whether ranks destroy groups while others wait in them.
     between_nodes : float
         How often the entry check goes through MPI, as between nodes.
+    divided : float
+        How often the ranks stand as on two nodes or more, else, and operations use both levels.
     may_end : bool
         Whether hpcdist may end the job: a call that moves data cannot be taken back.
     tensors : str
@@ -64,6 +66,7 @@ class Row:
     deaths: tuple[str, ...] = ()
     lonely: bool = True
     between_nodes: float = 0.2
+    divided: float = 0.1
     may_end: bool = False
     tensors: str = "numpy"
     trains: bool = False
@@ -101,6 +104,10 @@ _all = [
     Row("groups", "groups made and destroyed, also while others wait", (0.3, 1.0), late=0.05,
         groups=0.6),
     Row("queue", "long queues behind late ranks", (0.05, 0.2, 0.5), late=0.2, bursts=0.6),
+    Row("levels", "ranks divided among nodes, long tensors; late ranks, signals, stops",
+        (0.02, 0.2, 1.0, 10.0, 10.0), late=0.05, signals=0.05, bursts=0.1, groups=0.05,
+        windows=0.02, long=0.5, asynchronous=0.3, stops=(0.5, 0.7), between_nodes=0.0, divided=1.0,
+        may_end=True),
     Row("p2p", "messages, late ranks, signals", (0.05, 0.3, 5.0), late=0.1, signals=0.05, p2p=0.8),
     Row("all", "everything but deaths at once", (0.01, 0.05, 0.3, 10.0), late=0.05, signals=0.05,
         odd=0.05, bursts=0.1, groups=0.05, windows=0.1, stops=(0.5, 0.7), may_end=True),
