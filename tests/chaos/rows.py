@@ -98,7 +98,7 @@ _all = [
         (0.1, 0.5, 10.0), late=0.1, odd=0.05, trains=True, hooks=True, tensors="torch"),
     Row("windows", "put, get, accumulate, signals; overlapping, from threads, closed while in use",
         (0.05, 0.5, 10.0), late=0.05, signals=0.1, odd=0.1, windows=0.7, tensors="torch",
-        between_nodes=0.05),
+        between_nodes=0.05, divided=0.05),
     Row("threads", "three threads with a group each, late ranks", (0.05, 0.3, 10.0), late=0.05,
         windows=0.05, streams=3),
     Row("groups", "groups made and destroyed, also while others wait", (0.3, 1.0), late=0.05,
