@@ -23,8 +23,8 @@ class Boom(Exception):
     """What a rank's hook raises in the middle of backward."""
 
 
-#: Elements of the parameters: several buckets of `CAP` MiB.
-SIZES = [70_000, 3, 500, 20_000, 1, 90_000]
+#: Elements of the parameters: several buckets of `CAP` MiB, and a gradient that is not copied.
+SIZES = [70_000, 3, 500, 20_000, 300_000, 1, 90_000]
 CAP = 0.2
 #: Parts of a step's outcome.
 BACKWARD, BUILD = 0, 1
@@ -50,6 +50,8 @@ class Trainer:
     def __init__(self, runner: Any, group: Any) -> None:
         self.runner, self.group = runner, group
         self.model: Any = None
+        self.views = False
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradients let go, and copies
         self.nap, self.fault = 0.0, ""
 
     def build(self, step: Step) -> None:
@@ -59,8 +61,13 @@ class Trainer:
         try:
             module = Known(self.shapes)
             module.parts[2].register_hook(self.hook)
-            ddp = dist.DistributedDataParallel
-            self.model = ddp(module, process_group=self.group, bucket_cap_mb=self.cap)
+            self.views = self.runner.drawn.rng("views", step.group, step.number).random() < 0.5
+            self.model = dist.DistributedDataParallel(
+                module,
+                process_group=self.group,
+                bucket_cap_mb=self.cap,
+                gradient_as_bucket_view=self.views,
+            )
             self.register(step)
             self.runner.write(step.number, BUILD, "ok", began)
         except Exception as error:
@@ -101,7 +108,7 @@ class Trainer:
         in_backward = step.number % 2 == 1
         self.nap = late if in_backward else 0.0
         time.sleep(0.0 if in_backward else late)
-        self.model.zero_grad(set_to_none=bool(step.number % 3))
+        self.zero_grad(set_to_none=bool(step.number % 3))
         mine = [torch.from_numpy(each) for each in self.constants(step, rank)]
 
         def make() -> None:
@@ -120,7 +127,17 @@ class Trainer:
             self.model = None
             self.recover()
 
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Begin anew; what the parameters let go, and someone keeps, must stay as it is."""
+        grads = [parameter.grad for parameter in self.model.module.parts]
+        own = set_to_none and not self.views  # a view shows what comes to its bucket
+        self.kept = [(grad, grad.clone()) for grad in grads if own and grad is not None]
+        self.model.zero_grad(set_to_none)
+
     def check(self, step: Step) -> str:
+        for place, (grad, copy) in enumerate(self.kept):
+            if not torch.equal(grad, copy):
+                return f"gradient {place} of an earlier iteration, which was kept, has changed"
         ranks = self.group.size()
         every = [self.constants(step, rank) for rank in range(ranks)]
         for part, parameter in enumerate(self.model.module.parts):
