@@ -22,7 +22,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS / "support"), str(TESTS / "nodes")]
 
-from faults import FAULTS, OPERATIONS, Case, run  # noqa: E402
+from faults import FAULTS, OPERATIONS, Case, is_possible, run  # noqa: E402
 from link import pair  # noqa: E402
 from nodes import missing  # noqa: E402
 
@@ -51,12 +51,14 @@ def main() -> int:
         for _ in range(options.rounds):
             for fault in options.faults:
                 for operation in options.operations:
+                    if not is_possible(nodes.mpirun, fault, operation):
+                        continue
                     case = Case(fault, operation, rng.choice(options.per_node),
                                 rng.choice(("raise", "catch")))  # fmt: skip
                     found = run(nodes, case, rng)
                     total += 1
                     bad += bool(found.problems)
-                    print(f"{fault:<8}{operation:<14} 2 x {case.per_node} {case.end:<6}"
+                    print(f"{fault:<10}{operation:<14} 2 x {case.per_node} {case.end:<6}"
                           f" T + {found.error:5.2f} s, end {found.end:6.2f} s, daemons"
                           f" {found.daemons:5.2f} s  {'; '.join(found.problems) or 'passed'}",
                           flush=True)  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nodes
@@ -16,7 +17,7 @@ from long_form import LONG, deadline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nodes"))
 
-from faults import FAULTS, OPERATIONS, Case, run  # noqa: E402
+from faults import FAULTS, OPERATIONS, Case, is_possible, run  # noqa: E402
 from link import pair  # noqa: E402
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
@@ -27,6 +28,8 @@ SHORT = [
     Case("cut", "small", 2, "catch"),
     Case("cut", "start", 1, "catch"),
     Case("cut_1s", "large"),
+    Case("ft_ranks", "large", 2),
+    Case("ft_daemon", "small", 2),
 ]
 #: Seconds on top of each limit in the short form, which may share its cores with anything.
 SLACK = 20.0
@@ -43,21 +46,21 @@ def two_nodes():
         yield found
 
 
-def cases(rng: random.Random) -> list[Case]:
-    if not LONG:
-        return [Case(each.fault, each.operation, each.per_node, each.end, SLACK) for each in SHORT]
-    return [
+def cases(rng: random.Random, mpirun: str) -> list[Case]:
+    all_of_them = [
         Case(fault, operation, rng.choice((1, 2)), rng.choice(("raise", "catch")))
         for fault in FAULTS
         for operation in OPERATIONS
     ]
+    chosen = all_of_them if LONG else [replace(each, slack=SLACK) for each in SHORT]
+    return [each for each in chosen if is_possible(mpirun, each.fault, each.operation)]
 
 
 @deadline(240, long=7200)
 def test_faults_between_nodes(two_nodes, count):
     seed = random.randrange(10**6)
     rng = random.Random(seed)
-    tried = cases(rng)
+    tried = cases(rng, two_nodes.mpirun)
     failed, slowest = [], 0.0
     for number, case in enumerate(tried):
         count.progress(number, len(tried))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from link import Pair, gone, until
-from nodes import command_line, die_with_parent
+from nodes import command_line, die_with_parent, is_mpich
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
 OPERATIONS = (
@@ -23,7 +23,12 @@ OPERATIONS = (
 )  # fmt: skip
 #: After these all goes on.
 PASSING = ("pause", "cut_1s", "down_1s", "slow")
-FAULTS = ("kill", "daemon", "stop", "cut", "down", *PASSING)
+#: With HPCDIST_FT=1: a rank, all ranks of a node, and what started these as well are killed.
+SURVIVED = ("ft_rank", "ft_ranks")
+FT = (*SURVIVED, "ft_daemon")
+FAULTS = ("kill", "daemon", "stop", "cut", "down", *PASSING, *FT)
+#: Operations that any number of ranks can go on with; a group that is being made may end the job.
+ANY_NUMBER = ("small", "large", "async", "lists", "barrier", "backward")
 #: Seconds: the group's timeout, and for faults that pass where nothing waits for it.
 TIMEOUT, LONG_TIMEOUT = 3.0, 30.0
 #: Seconds for TCP and a launcher to notice that the link is back.
@@ -79,6 +84,11 @@ class Outcome:
     text: str = ""
 
 
+def is_possible(mpirun: str, fault: str, operation: str) -> bool:
+    """Whether a fault is tried with an operation and an MPI."""
+    return fault not in FT or (operation in ANY_NUMBER and not is_mpich(mpirun))
+
+
 class Job:
     """A job that runs."""
 
@@ -86,11 +96,12 @@ class Job:
         self.pair, self.case, self.folder = pair, case, folder
         self.size = 2 * case.per_node
         program = [PROGRAM, case.operation, str(case.timeout), case.end, str(folder)]
-        command = command_line(pair.mpirun, pair.shell, case.per_node, program)
+        ft = case.fault in FT
+        command = command_line(pair.mpirun, pair.shell, case.per_node, program, ft)
         with (folder / "output").open("wb") as sink:
             self.mpirun = subprocess.Popen(
                 [*pair.nodes[0].enter, *command],
-                env=pair.env,
+                env={**pair.env, "HPCDIST_FT": "1"} if ft else pair.env,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -139,8 +150,12 @@ class Job:
 def inject(job: Job, victim: int) -> None:
     """Make the fault happen."""
     fault, pair = job.case.fault, job.pair
-    if fault == "kill":
+    if fault in ("kill", "ft_rank"):
         os.kill(job.pid(victim), signal.SIGKILL)
+    elif fault in FT:
+        daemon = [pair.daemon(1)] if fault == "ft_daemon" else []
+        for pid in (*daemon, *map(job.pid, range(job.case.per_node, job.size))):
+            os.kill(pid, signal.SIGKILL)
     elif fault == "daemon":
         os.kill(pair.daemon(1), signal.SIGKILL)
     elif fault in ("stop", "pause"):
@@ -169,6 +184,27 @@ def check_passing(job: Job, victim: int, out: Outcome) -> None:
         out.problems.append("does not end")
     elif job.mpirun.returncode or job.errors():
         out.problems.append(f"status {job.mpirun.returncode}, errors {job.errors()}")
+
+
+def check_survivors(job: Job, victim: int, out: Outcome) -> None:
+    """The ranks that are left recover, go on with right results, and end well."""
+    last = job.case.per_node if job.case.fault == "ft_ranks" else job.size
+    living = [r for r in range(last) if job.case.fault == "ft_ranks" or r != victim]
+    began = time.time()
+    left = lambda r: [t for t, word, n in job.lines(r) if word == "left" and int(n) == len(living)]  # noqa: E731
+    if not until(lambda: all(map(left, living)) or bool(job.errors()), 5 + job.case.slack):
+        out.problems.append("does not recover")
+    out.error = max((t - began for r in living for t in left(r)), default=0.0)
+    before = [job.calls(rank) for rank in living]
+    more = lambda: all(job.calls(r) > n + 1 for r, n in zip(living, before, strict=True))  # noqa: E731
+    if not until(lambda: more() or bool(job.errors()), 60):
+        out.problems.append("does not go on")
+    (job.folder / "stop").touch()
+    if not until(lambda: job.mpirun.poll() is not None, 60):
+        out.problems.append("does not end")
+    ends = [r for r in living if job.lines(r)[-1][1] == "ends"]
+    if job.errors() or ends != living:
+        out.problems.append(f"errors {job.errors()}; ranks {ends} of {living} end")
 
 
 def missing_named(job: Job, rank: int, text: str, victim: int) -> bool:
@@ -247,9 +283,12 @@ def judge(job: Job, rng: random.Random, out: Outcome) -> None:
     if fault in PASSING:
         check_passing(job, victim, out)
         return
+    if fault in SURVIVED:
+        check_survivors(job, victim, out)
+        return
     # MPICH's mpirun does not notice that a daemon of its own has died: the other node's ranks wait
     limit = job.case.slack + (5 if fault == "kill" else TIMEOUT + 5)
-    if fault in ("kill", "daemon"):
+    if fault in ("kill", "daemon", "ft_daemon"):
         check_end(job, began, limit, out)
         text = job.text()
         named = rf"rank {victim}\b|node-b" if fault == "kill" else r"node-b|died"
@@ -266,7 +305,7 @@ def judge(job: Job, rng: random.Random, out: Outcome) -> None:
     job.pair.restore()
     if not until(lambda: job.mpirun.poll() is not None, NOTICE):
         out.problems.append(f"mpirun runs {NOTICE:g} s after the ranks' end")
-    elif not job.mpirun.returncode and fault in ("kill", "daemon"):
+    elif not job.mpirun.returncode and fault in ("kill", "daemon", "ft_daemon"):
         out.problems.append("status 0")
 
 

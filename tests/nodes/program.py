@@ -98,11 +98,12 @@ def backward() -> Callable[[int], None]:
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 256))
 
-    alone, rank, size = build(), dist.get_rank(), dist.get_world_size()
+    alone = build()
     alone(torch.ones(4, 256)).sum().backward()
     model = dist.DistributedDataParallel(build())
 
     def call(i: int) -> None:
+        rank, size = dist.get_rank(), dist.get_world_size()
         model.zero_grad()
         (model(torch.ones(4, 256)).sum() * (rank + 1)).backward()
         for mean, one in zip(model.parameters(), alone.parameters(), strict=True):
@@ -139,6 +140,15 @@ def starts(log: Log, timeout: timedelta, folder: Path) -> None:
             return
 
 
+def goes_on(log: Log, i: int) -> int:
+    """Recover with the ranks that are left, and agree on the next call."""
+    dist.group.WORLD.reconfigure()
+    log.say("left", dist.get_world_size())
+    last = np.array([i])
+    dist.all_reduce(last, dist.ReduceOp.MAX)
+    return int(last[0])
+
+
 def calls(log: Log, operation: str, timeout: timedelta, folder: Path) -> None:
     log.say("calls", "init_process_group")
     dist.init_process_group(timeout=FIRST)
@@ -147,15 +157,20 @@ def calls(log: Log, operation: str, timeout: timedelta, folder: Path) -> None:
     dist.group.WORLD.timeout = timeout
     i = 0
     while True:
-        log.say("calls", i)
-        call(i)
-        i += 1
-        if i % CALLS == 0:
-            log.say("calls", "broadcast")
-            stop = np.array([(folder / "stop").exists()])
-            dist.broadcast(stop, 0)
-            if stop[0]:
-                break
+        try:
+            log.say("calls", i)
+            call(i)
+            i += 1
+            if i % CALLS == 0:
+                log.say("calls", "broadcast")
+                stop = np.array([(folder / "stop").exists()])
+                dist.broadcast(stop, 0)
+                if stop[0]:
+                    break
+        except dist.RankFailedError:
+            if not dist.group.WORLD.supports_reconfigure:
+                raise
+            i = goes_on(log, i)
     log.say("calls", "destroy_process_group")
     dist.destroy_process_group()
 

@@ -161,8 +161,13 @@ def remote_shell(folder: Path, nodes: list[Node], cores: list[str]) -> Path:
     return script
 
 
-def command_line(mpirun: str, shell: Path, ranks: int, program: list[str]) -> list[str]:
-    """Return the mpirun command that starts the ranks over the link."""
+def command_line(
+    mpirun: str, shell: Path, ranks: int, program: list[str], ft: bool = False
+) -> list[str]:
+    """Return the mpirun command that starts the ranks over the link.
+
+    With `ft` the job goes on without a rank that dies, with Open MPI.
+    """
     python = [sys.executable, *program]
     if is_mpich(mpirun):
         hosts = ",".join(f"{host}:{ranks}" for host in HOSTS)
@@ -178,6 +183,7 @@ def command_line(mpirun: str, shell: Path, ranks: int, program: list[str]) -> li
         "btl_tcp_if_include": LINK,
     }
     options = [word for name, value in mca.items() for word in ("--mca", name, value)]
+    options += ["--with-ft", "ulfm", "-x", "HPCDIST_FT"] if ft else []
     return [mpirun, *options, "--host", hosts, "-n", str(2 * ranks), "--bind-to", "none", *python]
 
 

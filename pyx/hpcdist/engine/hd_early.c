@@ -12,6 +12,7 @@
 
 #include "hd_early.h"
 #include "hd_last_words.h"
+#include "hd_process.h"
 
 static pid_t early_pid;
 
@@ -27,40 +28,23 @@ static int hydra(void)
     return atoi(fd);
 }
 
-static void read_line(const char *file, pid_t pid, char *to, size_t room)
-{
-    char path[64];
-    FILE *f;
-    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
-    to[0] = 0;
-    if ((f = fopen(path, "re"))) {
-        if (!fgets(to, (int)room, f))
-            to[0] = 0;
-        fclose(f);
-    }
-}
-
 /* A program that a rank has started inherits the rank's variables, but is not a rank. Between a
  * rank and the launcher there may be shells, but no Python. */
 static int is_rank(void)
 {
-    char own[256] = "", line[256], exe[64];
+    char own[256] = "", name[64], exe[64];
     pid_t pid = getppid();
     if (readlink("/proc/self/exe", own, sizeof own - 1) < 0)
         return 0;
     for (int k = 0; k < 16 && pid > 1; k++) {
-        char other[256] = "", *at;
-        int parent = 0;
-        read_line("comm", pid, line, sizeof line);
-        if (strncmp(line, "hydra", 5) == 0 || strncmp(line, "mpiexec", 7) == 0)
+        char other[256] = "";
+        const pid_t parent = hd_process_parent(pid, name, sizeof name);
+        if (strncmp(name, "hydra", 5) == 0 || strncmp(name, "mpiexec", 7) == 0)
             return 1;
         snprintf(exe, sizeof exe, "/proc/%d/exe", (int)pid);
         if (readlink(exe, other, sizeof other - 1) > 0 && strcmp(other, own) == 0)
             return 0;
-        read_line("stat", pid, line, sizeof line);
-        if (!(at = strrchr(line, ')')) || sscanf(at + 1, " %*c %d", &parent) != 1)
-            return 0;
-        pid = (pid_t)parent;
+        pid = parent;
     }
     return 0;
 }

@@ -18,6 +18,7 @@
 #include "hd_lane.h"
 #include "hd_pmi.h"
 #include "hd_poller.h"
+#include "hd_prte.h"
 #include "hd_recorder_file.h"
 
 static int armed, armed_owner;
@@ -52,6 +53,7 @@ static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
     (void)comm, (void)key, (void)value, (void)extra;
     hd_exit_set_finalizing();
     hd_hydra_leave();
+    hd_prte_leave();
     if (!hd_in_child() && !threads_out_of_mpi())
         hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting "
                     "the job");

@@ -17,6 +17,7 @@
 #include "hd_hydra.h"
 #include "hd_meet.h"
 #include "hd_places.h"
+#include "hd_prte.h"
 #include "hd_recorder_file.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
@@ -199,6 +200,7 @@ static int furnish(hd_session *s, hd_quota quota, hd_text *t)
     count_cpus(s, machine, quota); /* also a barrier */
     if (s->slot == 0)
         hd_unlink_mpich_segment();
+    hd_prte_find();
     /* Where no rank would see a death, hydra must. */
     hd_hydra_copy(node, s->node, s->slot, fill_page(s, node) ? s->node_n : 1, s->held);
     if (node != machine)

@@ -11,6 +11,7 @@
 #include "hd_ft.h"
 #include "hd_job.h"
 #include "hd_last_words.h"
+#include "hd_process.h"
 #include "hd_session.h"
 #include "hd_status.h"
 #include "hd_stopped.h"
@@ -25,20 +26,6 @@
 #define DIES 2000000000LL  /* ns in which the end of a process becomes known */
 #define FAR 700000000LL    /* ns in which that of one on another node does */
 #define AGAIN 5000000000LL /* ns: a wait for one on another node is not repeated so soon */
-
-char hd_process_state(pid_t pid)
-{
-    char path[64], line[512] = "", *at;
-    FILE *f;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (!(f = fopen(path, "re")))
-        return 0;
-    if (!fgets(line, sizeof line, f))
-        line[0] = 0;
-    fclose(f);
-    at = strrchr(line, ')'); /* the name may contain one */
-    return (char)(at && at[1] == ' ' ? at[2] : 0);
-}
 
 static int is_stopped(const hd_session *s, int slot)
 {

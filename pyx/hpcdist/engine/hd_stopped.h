@@ -11,9 +11,6 @@
 #include "hd_comm.h"
 #include "hd_job.h"
 
-/* The state of a process, as ps shows it; 0: there is none. */
-char hd_process_state(pid_t pid);
-
 /* By the watchdog on each tick, in such a job. slept: this process has been stopped itself since
  * the last one. */
 void hd_stopped_look(hd_session *s, int slept);

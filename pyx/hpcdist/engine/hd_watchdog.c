@@ -21,6 +21,8 @@
 #include "hd_job.h"
 #include "hd_last_words.h"
 #include "hd_late.h"
+#include "hd_process.h"
+#include "hd_prte.h"
 #include "hd_recorder.h"
 #include "hd_recorder_file.h"
 #include "hd_session.h"
@@ -316,7 +318,7 @@ static void *watchdog_main(void *arg)
             else
                 __atomic_store_n(&s->dead[i], 1, __ATOMIC_RELEASE);
         }
-        if (hd_hydra_gone())
+        if (hd_hydra_gone() || (hd_ft_on(s) && hd_prte_gone()))
             orphaned(s);
         hd_stopped_look(s, slept != 0);
         if (hd_ft_on(s) && (look_further(s) | is_remaking(s)) && superseded(s, now, slept))

@@ -10,6 +10,8 @@
 #include "hd_late.h"
 #include "hd_nan.h"
 #include "hd_pairs.h"
+#include "hd_process.h"
+#include "hd_prte.h"
 #include "hd_recorder_file.h"
 #include "hd_stacks.h"
 #include "hd_status.h"
@@ -37,6 +39,7 @@ STUB int hd_nan_wanted;
 STUB void hd_nan_look_at_send(hd_job *j) { (void)j; }
 STUB void hd_nan_fail_message(hd_job *j) { (void)j; }
 STUB int hd_hydra_gone(void) { return 0; }
+STUB int hd_prte_gone(void) { return 0; }
 STUB void hd_rec_dump_failed(void) {}
 STUB void hd_stacks_answer(void) {}
 STUB void hd_session_note(hd_session *s, const hd_job *j) { (void)s, (void)j; }
