@@ -80,7 +80,8 @@ POSTED = (
     "scale",
 )
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
-NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("node", "direct", "slots")))
+SHARING = ("node", "direct", "slots", "scale")
+NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in SHARING))
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
 WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
 ROLL = (

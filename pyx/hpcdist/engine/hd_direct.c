@@ -99,8 +99,7 @@ static int all_reduce(hd_comm *c, hd_job *j, const hd_seg *out)
     int code;
 
     hd_node_begin(&r, c, j);
-    if (r.first)
-        hd_scale_mul(out->ptr, out->ptr, out->n, j->dtype, r.factor);
+    hd_scale_before(c, j, out->ptr, out->ptr, out->n);
     if ((code = meet(&r, out, &p)))
         return code;
     for (int64_t from = 0; from < out->n; from += r.step) {

@@ -40,16 +40,6 @@ static slice slice_of(const hd_levels_run *r, int64_t k, int place)
     return (slice){n, hd_levels_slice(r, n, place), hd_levels_slice(r, n, place + 1)};
 }
 
-/* Copies what is to be reduced, scaled where that comes first. */
-static void give(const hd_levels_run *r, char *to, const char *from, int64_t n)
-{
-    double factor;
-    if (hd_scales_first(r->c, r->j, &factor))
-        hd_scale_mul(to, from, n, r->j->dtype, factor);
-    else if (to != from)
-        memcpy(to, from, (size_t)(n * r->item));
-}
-
 /* When the others have announced `in`, adds n elements that lie there in their slots. */
 static int add(hd_levels_run *r, int64_t k, int64_t at, char *to, int64_t n)
 {
@@ -68,10 +58,10 @@ static int combine(hd_levels_run *r, int64_t k, slice s, char *sum)
     const char *from = r->in + k * r->step * item;
     char *own = hd_levels_slot(r, r->l->place, k);
 
-    give(r, own, from, s.a);
-    give(r, own + s.b * item, from + s.b * item, s.n - s.b);
+    hd_scale_before(r->c, r->j, own, from, s.a);
+    hd_scale_before(r->c, r->j, own + s.b * item, from + s.b * item, s.n - s.b);
     hd_levels_announce(r, HD_LEVELS_IN, k);
-    give(r, sum, from + s.a * item, s.b - s.a);
+    hd_scale_before(r->c, r->j, sum, from + s.a * item, s.b - s.a);
     return add(r, k, s.a, sum, s.b - s.a);
 }
 
@@ -182,7 +172,8 @@ static void give_blocks(const hd_levels_run *r, int64_t k, int mine)
     for (int q = 0; q < r->c->size; q++) {
         const char *block = r->list ? r->list[q].ptr : r->in + q * r->n * r->item;
         if ((hd_levels_rail(l, q) == l->place) == mine)
-            give(r, own + l->at[q] * n * r->item, block + k * r->step * r->item, n);
+            hd_scale_before(r->c, r->j, own + l->at[q] * n * r->item, block + k * r->step * r->item,
+                            n);
     }
 }
 

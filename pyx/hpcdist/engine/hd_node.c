@@ -383,14 +383,6 @@ int64_t hd_node_slice(const hd_node_run *r, int64_t n, int rank)
     return at < n ? at : n;
 }
 
-static void give(const run *r, char *to, const char *from, int64_t n)
-{
-    if (r->first)
-        hd_scale_mul(to, from, n, r->j->dtype, r->factor);
-    else
-        memcpy(to, from, (size_t)(n * r->item));
-}
-
 /* Combines n elements that begin `at` bytes into the slots with this rank's own, and leaves them in
  * both. */
 static void combine(const run *r, char *own, int64_t at, int64_t n)
@@ -417,11 +409,10 @@ static int piece(run *r, const char *from, char *to, int64_t n)
     char *own = hd_node_slot(r, me);
     int code;
 
-    give(r, own, from, a);
-    give(r, own + b * item, from + b * item, n - b);
+    hd_scale_before(r->c, r->j, own, from, a);
+    hd_scale_before(r->c, r->j, own + b * item, from + b * item, n - b);
     hd_node_give(r);
-    if (r->first || from != to)
-        give(r, to + a * item, from + a * item, b - a);
+    hd_scale_before(r->c, r->j, to + a * item, from + a * item, b - a);
     if ((code = hd_node_wait(r)))
         return code;
     combine(r, to + a * item, a * item, b - a);
@@ -472,10 +463,8 @@ int hd_node_takes(hd_comm *c, hd_job *j)
 
 void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j)
 {
-    *r =
-        (run){.c = c, .j = j, .node = c->node, .item = (int64_t)hd_itemsize(j->dtype), .factor = 1};
+    *r = (run){.c = c, .j = j, .node = c->node, .item = (int64_t)hd_itemsize(j->dtype)};
     r->reduce = hd_reduce_kernel(j->redop, j->dtype);
-    r->first = hd_scales_first(c, j, &r->factor);
     if (!j->data_until)
         j->data_until = deadline(j);
     r->until = j->data_until;

@@ -24,8 +24,6 @@ typedef struct hd_node_run {
     hd_reduce_fn reduce; /* NULL: the job reduces nothing, or there is none */
     int64_t item, until; /* bytes of an element; ns */
     int64_t step;        /* elements of a piece */
-    double factor;
-    int first;
 } hd_node_run;
 
 /* A tensor in a block of hd_block.h, whichever address it has in a process. */

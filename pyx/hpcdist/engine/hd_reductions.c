@@ -63,17 +63,13 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
     const MPI_Datatype type = hd_mpi_type(j->dtype);
     const MPI_Op op = hd_mpi_op(j->redop, j->dtype);
     const int64_t item = (int64_t)hd_itemsize(j->dtype), step = piece(c, j);
-    double factor = 1;
-    const int first = hd_scales_first(c, j, &factor), takes = through_nodes(c, j);
+    const int takes = through_nodes(c, j);
 
     if (takes)
         return takes < 0 ? j->code : HD_OK;
     if (j->polls && hd_ring_qualifies(c, j)) {
         for (int i = 0; i < j->nout; i++) {
-            if (first)
-                hd_scale_mul(j->out[i].ptr, source(j, i), j->out[i].n, j->dtype, factor);
-            else if (j->nin)
-                memcpy(j->out[i].ptr, source(j, i), (size_t)(j->out[i].n * item));
+            hd_scale_before(c, j, j->out[i].ptr, source(j, i), j->out[i].n);
             if (hd_ring_all_reduce(c, j, j->out[i].ptr, j->out[i].n))
                 return j->code;
             hd_scale_after(c, j, j->out[i].ptr, j->out[i].n);
@@ -84,10 +80,7 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
         for (int64_t at = 0; at < j->out[i].n; at += step) {
             char *from = source(j, i) + at * item, *p = j->out[i].ptr + at * item;
             const int64_t left = j->out[i].n - at, n = left < step ? left : step;
-            if (first)
-                hd_scale_mul(p, from, n, j->dtype, factor);
-            else if (p != from) /* MPI wants it in place on all ranks, or on none */
-                memcpy(p, from, (size_t)(n * item));
+            hd_scale_before(c, j, p, from, n); /* MPI wants it in place on all ranks, or on none */
             if (c->size > 1)
                 CALL(c, j, Allreduce, Iallreduce, MPI_IN_PLACE, p, (int)n, type, op, c->mpi);
             hd_scale_after(c, j, p, n); /* while the piece is in cache */
@@ -110,16 +103,13 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
         char *from = in + at * item, *to = mine ? out + at * item : NULL;
         const int out_of_place =
             mine && !first && c->on_device && to != from; /* MPI alone may touch them */
-        if (mine) { /* copy the rank's own part into the result, reduce in place */
-            if (first)
-                hd_scale_mul(to, from, n, j->dtype, factor);
-            else if (to != from && !out_of_place)
-                memcpy(to, from, (size_t)(n * item));
+        if (mine && !out_of_place) { /* the rank's own part into the result, reduced in place */
+            hd_scale_before(c, j, to, from, n);
         } else if (first) { /* the caller's input must not change */
             char *s = hd_stage(c, j, step < count ? step * item : count * item);
             if (!s)
                 return j->code;
-            hd_scale_mul(s, from, n, j->dtype, factor);
+            hd_scale_before(c, j, s, from, n);
             from = s;
         }
         if (c->size > 1 || out_of_place)
@@ -195,18 +185,13 @@ static int is_packed(const hd_comm *c, const hd_job *j)
 static int reduce_scatter_packed(hd_comm *c, hd_job *j, char *to, int64_t n)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
-    double factor = 1;
-    const int first = hd_scales_first(c, j, &factor);
     char *const in = hd_stage(c, j, c->size * n * item);
     char *at = in;
 
     if (!in)
         return j->code;
     for (int i = 0; i < j->nin; i++) {
-        if (first)
-            hd_scale_mul(at, j->in[i].ptr, j->in[i].n, j->dtype, factor);
-        else
-            memcpy(at, j->in[i].ptr, (size_t)(j->in[i].n * item));
+        hd_scale_before(c, j, at, j->in[i].ptr, j->in[i].n);
         at += j->in[i].n * item;
     }
     return reduce_scatter_whole(c, j, in, to, n);

@@ -175,14 +175,6 @@ static void copy(const run *r, char *to, const char *from, int64_t n)
         memcpy(to, from, (size_t)(n * r->item));
 }
 
-static void put(const run *r, char *to, const char *from, int64_t n)
-{
-    if (r->first && n)
-        hd_scale_mul(to, from, n, r->j->dtype, r->factor);
-    else
-        copy(r, to, from, n);
-}
-
 /* Where, in the slot of rank `from`, what it has for rank `to` begins. */
 static char *place(const run *r, int from, int to)
 {
@@ -197,7 +189,7 @@ static void give(const run *r, const hd_seg *list, int64_t at)
         const int q = (me + i) % size;
         const int64_t n = part(r, list[q].n, at);
         if (n)
-            put(r, place(r, me, q), list[q].ptr + at * r->item, n);
+            hd_scale_before(r->c, r->j, place(r, me, q), list[q].ptr + at * r->item, n);
         if (n && !rows[r->j->kind].per_peer)
             return;
     }
@@ -253,7 +245,7 @@ static int move(run *r, const blocks *b)
         give(r, b->give, at);
         hd_node_give(r);
         if (n && !last)
-            put(r, to.ptr + off, from.ptr + off, n);
+            hd_scale_before(r->c, r->j, to.ptr + off, from.ptr + off, n);
         if ((code = hd_node_wait(r)))
             return code;
         take(r, b->take, at);
