@@ -24,7 +24,7 @@ from block_calls import (
     reduce_scatter_tensor,
     scatter,
 )  # fmt: skip
-from cases import Check, draw, finish, here, poison, reference
+from cases import Check, draw, finish, here, pairs, poison, reference
 from worlds import one_node
 
 import hpcdist as dist
@@ -64,8 +64,7 @@ def test_around_the_least_size_and_whole_pieces(rng, group, call, dtype):
         name = f"{call.__name__} {dtype} n={n} async={async_op}"
         call(check, rng, group, dtype, n, async_op, name=name)
     if one_node():  # between nodes what goes over two levels has memory
-        taken = size == 2 if call is reduce else size > 1
-        check.that(shared(group) == taken, f"memory of {group.carrier.node_memory} bytes")
+        check.that(shared(group) == (size > 1), f"memory of {group.carrier.node_memory} bytes")
     check.done()
 
 
@@ -81,6 +80,23 @@ def test_reductions(rng, group, op, dtype):
     reduce_scatter(check, rng, group, dtype, n, True, op, f"{op} {dtype} of a list")
     for root in {0, here()[1] - 1}:
         reduce(check, rng, group, dtype, 2 * n, root == 0, op, f"{op} {dtype} to one", root)
+    check.done()
+
+
+@pytest.mark.one_node
+def test_a_reduce_has_the_bits_of_an_all_reduce(rng, group):
+    """Whichever rank is the root, and the tensors of the others stay as they are."""
+    check, (rank, size) = Check(), here()
+    for i, (name, op, dtype) in enumerate(pairs()):
+        for bytes_ in (TURNS, 3 * PIECE + 40):
+            n = bytes_ // dtype.itemsize
+            own = [draw(rng, dtype, n) for _ in range(size)][rank]
+            everywhere, to_one = own.clone(), own.clone()
+            dist.all_reduce(everywhere, op, group=group)
+            dist.reduce(to_one, group_dst=i % size, op=op, group=group)
+            want = everywhere if rank == i % size else own
+            same = torch.equal(to_one.view(torch.uint8), want.view(torch.uint8))
+            check.that(same, f"{name} {dtype} n={n} to {i % size}")
     check.done()
 
 
@@ -205,10 +221,13 @@ def start(name: str, group, async_op: bool):
         "all_to_all_single": lambda: dist.all_to_all_single(
             out, whole, group=group, async_op=async_op),
         "broadcast": lambda: dist.broadcast(whole, group_src=0, group=group, async_op=async_op),
+        "reduce": lambda: dist.reduce(whole, group_dst=0, group=group, async_op=async_op),
     }[name]()  # fmt: skip
 
 
-NAMES = ("reduce_scatter_tensor", "all_gather_into_tensor", "all_to_all_single", "broadcast")
+NAMES = (
+    "reduce_scatter_tensor", "all_gather_into_tensor", "all_to_all_single", "broadcast", "reduce",
+)  # fmt: skip
 
 
 @pytest.mark.one_node
@@ -245,7 +264,7 @@ def test_a_rank_that_does_not_come_is_named(rng, group, name, async_op, first):
 
 @pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("name", ["reduce_scatter_tensor", "broadcast"])
+@pytest.mark.parametrize("name", ["reduce_scatter_tensor", "broadcast", "reduce"])
 def test_ctrl_c_while_data_moves(group, name):
     rank, size = here()
     start(name, group, False)

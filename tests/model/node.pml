@@ -1,4 +1,6 @@
-/* all_reduce through a node's memory: the protocol of pyx/hpcdist/engine/hd_node.c.
+/* all_reduce and reduce through a node's memory: the protocol of pyx/hpcdist/engine/hd_node.c. Every second operation
+ * is a reduce: the other ranks read no result, and put what they have for their own slice, scaled, into the half of
+ * the slot that is not this piece's.
  *
  * -DR=ranks -DOPS=operations -DPIECES=pieces of each, -DCHECKED=1: the ranks agree before each operation.
  *
@@ -13,7 +15,7 @@
  * For each operation, at any moment: no rank has returned a result where another has returned an error, no rank
  * takes MPI where another takes the memory, and nobody reads what is not what it should be.
  *
- * MUTANT=1 to 6 are faults that must be found; with SLOTS, 1 and 3 to 6. */
+ * MUTANT=1 to 7 are faults that must be found; with SLOTS, 1 and 3 to 6. */
 #ifndef R
 #define R 3
 #endif
@@ -64,6 +66,7 @@ bit passed[OPS], abandoned[OPS];
 #define ALL_HOLD(what, k) FOR_OTHERS(what[SLOT(i, k)] == (k) + 1)
 
 #define ROOT (op % R)
+#define GETS_NONE (op % 2 == 1 && me != ROOT)
 #define GIVES(q) (op % 3 == 0 || (op % 3 == 1) == ((q) == ROOT))
 #define TAKES(q) (op % 3 == 0 || (op % 3 == 1) == ((q) != ROOT))
 #define GIVERS_HOLD(k) FOR_OTHERS(!GIVES(i) || given[SLOT(i, k)] == (k) + 1)
@@ -81,6 +84,17 @@ inline ends(what)
 		od;
 		i = 0
 	}
+}
+
+/* untouched(): the half of the next piece, before that begins. */
+inline scale()
+{
+	if
+	:: GETS_NONE ->
+		atomic { NOBODY_READS(reads_given, done + 1); NOBODY_READS(reads_reduced, done + 1);
+			reduced[SLOT(me, done + 1)] = 0 }
+	:: else
+	fi
 }
 
 /* veto(): keeps one rank from saying `out`, unless all have said it. */
@@ -203,6 +217,9 @@ all_out:
 			/* 1. give */
 			atomic { NOBODY_READS(reads_given, done); given[SLOT(me, done)] = 0; reduced[SLOT(me, done)] = 0 }
 			given[SLOT(me, done)] = done + 1;
+#if MUTANT == 7
+			scale();
+#endif
 			in[me] = done + 1;
 			q = 0;
 			do
@@ -217,6 +234,9 @@ all_out:
 			od;
 
 			/* 2. combine, and put the result down */
+#if MUTANT != 7
+			scale();
+#endif
 			atomic { ALL_HOLD(given, done); reads_given[me] = done % HALVES + 1 }
 			atomic { ALL_HOLD(given, done); reads_given[me] = 0 }
 			atomic { NOBODY_READS(reads_reduced, done); reduced[SLOT(me, done)] = 0 }
@@ -251,8 +271,12 @@ late:			/* gives up, having said `out` */
 
 copy:			/* 3. */
 			q = 0;
-			atomic { ALL_HOLD(reduced, done); reads_reduced[me] = done % HALVES + 1 }
-			atomic { ALL_HOLD(reduced, done); reads_reduced[me] = 0 }
+			if
+			:: GETS_NONE
+			:: else ->
+				atomic { ALL_HOLD(reduced, done); reads_reduced[me] = done % HALVES + 1 }
+				atomic { ALL_HOLD(reduced, done); reads_reduced[me] = 0 }
+			fi;
 			done++;
 			k++
 		od;

@@ -103,7 +103,7 @@ MODELS = (
         ),
         long=("R=4 OPS=2 PIECES=1 CHECKED=1", "R=4 OPS=2 PIECES=1 CHECKED=0"),
         mutations=(
-            *(f"R=2 OPS=2 PIECES=2 CHECKED=0 MUTANT={n}" for n in range(1, 7)),
+            *(f"R=2 OPS=2 PIECES=2 CHECKED=0 MUTANT={n}" for n in range(1, 8)),
             *(f"R=2 OPS=3 PIECES=3 CHECKED=0 SLOTS=1 MUTANT={n}" for n in (1, 3, 4, 5, 6)),
         ),
     ),

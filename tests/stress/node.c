@@ -121,6 +121,35 @@ static void begin(hd_job *j, hd_comm *c, int kind, const char *name, int op, int
     j->seq = (uint32_t)op + 1;
 }
 
+static void wrong(const char *name, int op, int64_t n)
+{
+    __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
+    fprintf(stderr, "rank %d: %s %d of %lld elements is wrong\n", self, name, op, (long long)n);
+}
+
+/* A reduce of hd_node.c: only the root's numbers change. One in two multiplies them first. */
+static int reduce(hd_comm *c, int op, int64_t n, double timeout, int64_t *data)
+{
+    const int root = op % w->ranks, scaled = op / w->ranks % 2;
+    hd_job j;
+    int takes, rc;
+    begin(&j, c, HD_REDUCE, "reduce", op, n, timeout);
+    j.root = root;
+    j.redop = scaled ? HD_PREMUL_SUM : HD_SUM;
+    j.factor = 3;
+    takes = hd_node_ready(c, &j);
+    if (takes > 0)
+        contribute(data, op, self, n);
+    rc = takes > 0 ? hd_node_reduce(c, &j, (char *)data, self == root ? (char *)data : NULL, n) : takes;
+    hd_job_clear(&j);
+    for (int64_t i = 0; takes > 0 && i < n && (self != root || !rc); i++)
+        if (data[i] != (self != root ? part(op, self, i) : total(op, w->ranks, i) * (scaled ? 3 : 1))) {
+            wrong("reduce", op, n);
+            break;
+        }
+    return rc ? ERROR : takes ? RIGHT : BY_MPI;
+}
+
 /* Lengths and timeouts are the same on all ranks: `all` is drawn alike, `luck` is not. Some ranks have
  * an input apart from the output, which lies behind it. */
 static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, int64_t *data)
@@ -141,16 +170,14 @@ static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, in
         contribute(from, op, self, n);
     if (apart)
         memset(data, -1, sizeof *data * (size_t)n);
-    rc = takes <= 0 ? 0 : direct ? hd_direct(c, &j) : hd_node_all_reduce(c, &j, (char *)from, (char *)data, n);
+    rc = takes <= 0 ? 0 : direct ? hd_direct(c, &j) : hd_node_reduce(c, &j, (char *)from, (char *)data, n);
     if (takes < 0 || rc) {
         hd_job_clear(&j);
         return ERROR;
     }
     hd_job_clear(&j);
-    if (takes && !right(data, op, w->ranks, n)) {
-        __atomic_add_fetch(&w->wrong, 1, __ATOMIC_RELAXED);
-        fprintf(stderr, "rank %d: operation %d of %lld elements is wrong\n", self, op, (long long)n);
-    }
+    if (takes && !right(data, op, w->ranks, n))
+        wrong("all_reduce", op, n);
     return takes ? RIGHT : BY_MPI;
 }
 
@@ -176,12 +203,7 @@ static int64_t before(int kind, int op, int64_t m, int uneven, int from, int to)
 static int64_t expected(int kind, int op, int64_t m, int uneven, int from, int64_t i)
 {
     const int64_t at = before(kind, op, m, uneven, from, self) + i;
-    int64_t sum = 0;
-    if (kind != HD_REDUCE_SCATTER && kind != HD_REDUCE)
-        return part(op, from, at);
-    for (int r = 0; r < w->ranks; r++)
-        sum += part(op, r, at);
-    return sum;
+    return kind == HD_REDUCE_SCATTER || kind == HD_REDUCE ? total(op, w->ranks, at) : part(op, from, at);
 }
 
 /* Which numbers this rank gets: `taken[q]` from rank q, one behind the other. */
@@ -315,12 +337,13 @@ static void one_round(hd_comm *c, chance *all, int rounds, int64_t *data)
         const int direct = (int)draw(all, 4); /* 2, 3: at another place on each rank */
         const double timeout = patient ? 0.15 : 0.0005 * (double)(1 + draw(all, 5));
         const int drawn = moves[draw(all, 14)], uneven = (int)draw(all, 2); /* in half of the cases none */
-        const int kind = drawn == HD_REDUCE && w->ranks > 2 ? 0 : drawn;    /* which goes through MPI */
+        const int slices = drawn == HD_REDUCE && (w->ranks > 2 || direct > 1);
         if (checked)
             meet(&w->before, (uint32_t)w->ranks);
         w->outcome[op][self] =
-            (uint8_t)(kind ? move(c, kind, op, n < SLOTS ? n + SLOTS : n, uneven, timeout, data, data + LONGEST)
-                           : operate(c, op, n, direct, timeout, data));
+            (uint8_t)(!drawn   ? operate(c, op, n, direct, timeout, data)
+                      : slices ? reduce(c, op, n, timeout, data)
+                               : move(c, drawn, op, n < SLOTS ? n + SLOTS : n, uneven, timeout, data, data + LONGEST));
         if (w->outcome[op][self] == BY_MPI)
             break;
     }

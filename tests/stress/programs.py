@@ -174,6 +174,7 @@ PROGRAMS = (
         )
         for name, file, old, new in (
             ("halves", "node", "(int64_t)(r->node->given & 1)", "0"),
+            ("scaled", "node", "(int64_t)(~r->node->given & 1)", "(int64_t)(r->node->given & 1)"),
             ("blocks", "slots", "{scatter, 1,", "{scatter, 0,"),
         )
     ),

@@ -21,15 +21,19 @@ static inline void add_up(const void *in, void *inout, int64_t n)
         to[i] += from[i];
 }
 
+static inline int64_t total(int64_t op, int ranks, int64_t i)
+{
+    int64_t all = 0;
+    for (int r = 0; r < ranks; r++)
+        all += part(op, r, i);
+    return all;
+}
+
 static inline int right(const int64_t *data, int64_t op, int ranks, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
-        int64_t sum = 0;
-        for (int r = 0; r < ranks; r++)
-            sum += part(op, r, i);
-        if (data[i] != sum)
+    for (int64_t i = 0; i < n; i++)
+        if (data[i] != total(op, ranks, i))
             return 0;
-    }
     return 1;
 }
 

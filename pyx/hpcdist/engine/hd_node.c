@@ -1,12 +1,12 @@
-/* all_reduce through memory that the ranks of a node share, for a long tensor of a group on one
- * node.
+/* all_reduce, and reduce, through memory that the ranks of a node share, for a long tensor of a
+ * group on one node.
  *
  * Each rank has a slot of two halves in a segment of the communicator. A tensor goes in pieces,
  * which use the halves in turn; a piece has a slice for each rank. For each piece a rank
  *   1. copies into its slot what the others are to reduce, and then announces `in`;
  *   2. when the others have, combines its own slice with theirs, puts the result into its slot, in
  *      the place that step 1 left out, and then announces `out`;
- *   3. when the others have, copies their slices out.
+ *   3. when the others have, copies their slices out. In a reduce only the root does.
  * Each slice is combined by one rank, in the order of the ranks, so all ranks get the same bits,
  * and those depend on nothing else. No rank touches another's tensor, and a piece stays in the
  * caches until it is done.
@@ -15,7 +15,8 @@
  * a rank announces that only when it is done with all of piece k.
  *
  * All waits end at the timeout and check for ranks that have gone. Giving up is one decision for
- * all ranks, because a rank that has seen `out` from all ranks returns with the result:
+ * all ranks, because a rank that has seen `out` from all ranks returns, with the result if it gets
+ * one:
  *   - a rank that has not announced `out` of a piece gives up by never announcing it;
  *   - a rank that has must keep another rank from it: it puts a veto into the `out` of a rank that
  *     has not, by compare-and-swap on the word that the other must itself swap. Either the veto is
@@ -340,15 +341,6 @@ int hd_node_wait(hd_node_run *r) { return wait_all(r, 0, r->node->given + 1); }
 
 void hd_node_next(hd_node_run *r) { r->node->given++; }
 
-static int announce_out(run *r)
-{
-    uint64_t before = r->node->done;
-    if (!__atomic_compare_exchange_n(&r->node->at->lines[r->c->rank].out, &before, before + 1, 0,
-                                     __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        return fail_broken(r, (int)(before >> VETO));
-    return wait_all(r, 1, r->node->done + 1);
-}
-
 int hd_node_meet(hd_node_run *r, hd_spot mine)
 {
     int code;
@@ -363,8 +355,12 @@ hd_spot hd_node_place(const hd_node_run *r, int rank) { return r->node->at->line
 
 int hd_node_part(hd_node_run *r)
 {
-    const int code = announce_out(r);
-    if (code == HD_OK)
+    uint64_t before = r->node->done;
+    int code;
+    if (!__atomic_compare_exchange_n(&r->node->at->lines[r->c->rank].out, &before, before + 1, 0,
+                                     __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return fail_broken(r, (int)(before >> VETO));
+    if ((code = wait_all(r, 1, r->node->done + 1)) == HD_OK)
         r->node->done++;
     return code;
 }
@@ -383,23 +379,40 @@ int64_t hd_node_slice(const hd_node_run *r, int64_t n, int rank)
     return at < n ? at : n;
 }
 
+/* What a rank that gets no result, and must not change its tensor, has of its own slice. Scaled, it
+ * goes into the half of the slot that nobody reads any more when all have announced `in`. */
+static const char *untouched(const run *r, const char *from, int64_t at, int64_t n)
+{
+    const int64_t half = 2 * r->c->rank + (int64_t)(~r->node->given & 1);
+    char *to = r->node->slots + half * r->node->piece + at;
+    double factor;
+    if (!hd_scales_first(r->c, r->j, &factor))
+        return from + at;
+    hd_scale_before(r->c, r->j, to, from + at, n);
+    return to;
+}
+
 /* Combines n elements that begin `at` bytes into the slots with this rank's own, and leaves them in
- * both. */
-static void combine(const run *r, char *own, int64_t at, int64_t n)
+ * its slot and in `to`, where either is read. */
+static void combine(const run *r, const char *from, char *to, int64_t at, int64_t n)
 {
     const int size = r->c->size, me = r->c->rank;
     const size_t bytes = (size_t)(n * r->item);
-    char *slot = hd_node_slot(r, me) + at, *to = me < 2 ? own : slot;
+    const char *own = to ? to + at : untouched(r, from, at, n);
+    char *slot = hd_node_slot(r, me) + at, *sum = to && me < 2 ? to + at : slot;
 
     /* a op b and b op a are the same bits, so ranks 0 and 1 begin with their own. */
-    if (to == slot)
-        memcpy(to, hd_node_slot(r, 0) + at, bytes);
+    if (sum == slot)
+        memcpy(sum, me ? hd_node_slot(r, 0) + at : own, bytes);
     else if (size > 1)
-        r->reduce(hd_node_slot(r, !me) + at, to, n);
-    for (int q = to == slot ? 1 : 2; q < size; q++)
-        r->reduce(q == me ? own : hd_node_slot(r, q) + at, to, n);
-    hd_scale_after(r->c, r->j, to, n);
-    memcpy(to == own ? slot : own, to, bytes);
+        r->reduce(hd_node_slot(r, !me) + at, sum, n);
+    for (int q = sum == slot ? 1 : 2; q < size; q++)
+        r->reduce(q == me ? own : hd_node_slot(r, q) + at, sum, n);
+    hd_scale_after(r->c, r->j, sum, n);
+    if (to && sum == slot)
+        memcpy(to + at, slot, bytes);
+    else if (r->j->kind != HD_REDUCE)
+        memcpy(slot, sum, bytes);
 }
 
 static int piece(run *r, const char *from, char *to, int64_t n)
@@ -412,19 +425,19 @@ static int piece(run *r, const char *from, char *to, int64_t n)
     hd_scale_before(r->c, r->j, own, from, a);
     hd_scale_before(r->c, r->j, own + b * item, from + b * item, n - b);
     hd_node_give(r);
-    hd_scale_before(r->c, r->j, to + a * item, from + a * item, b - a);
+    if (to)
+        hd_scale_before(r->c, r->j, to + a * item, from + a * item, b - a);
     if ((code = hd_node_wait(r)))
         return code;
-    combine(r, to + a * item, a * item, b - a);
-    if ((code = announce_out(r)))
+    combine(r, from, to, a * item, b - a);
+    if ((code = hd_node_part(r)))
         return code;
-    for (int i = 1; i < size; i++) {
+    for (int i = 1; i < size && to; i++) {
         const int q = (me + i) % size;
         const int64_t at = hd_node_slice(r, n, q), end = hd_node_slice(r, n, q + 1);
         memcpy(to + at * item, hd_node_slot(r, q) + at * item, (size_t)((end - at) * item));
     }
     hd_node_next(r);
-    r->node->done++;
     return HD_OK;
 }
 
@@ -471,13 +484,13 @@ void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j)
     r->step = c->node->piece / r->item;
 }
 
-int hd_node_all_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n)
+int hd_node_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n)
 {
     run r;
     hd_node_begin(&r, c, j);
     for (int64_t at = 0; at < n; at += r.step) {
-        const int64_t bytes = at * r.item, left = n - at;
-        const int code = piece(&r, from + bytes, to + bytes, left < r.step ? left : r.step);
+        const int64_t bytes = at * r.item, left = n - at < r.step ? n - at : r.step;
+        const int code = piece(&r, from + bytes, to ? to + bytes : NULL, left);
         if (code)
             return code;
     }

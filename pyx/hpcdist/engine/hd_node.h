@@ -7,10 +7,11 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 
-/* Whether j goes that way, and the reduction of one tensor, in place or into another one. Allocates
- * the memory if there is none yet, which is collective. -1: the job has failed. */
+/* Whether j goes that way, and the reduction of one tensor, in place or into another one, or, on a
+ * rank that gets no result, into none. Allocates the memory if there is none yet, which is
+ * collective. -1: the job has failed. */
 int hd_node_takes(hd_comm *c, hd_job *j);
-int hd_node_all_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n);
+int hd_node_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n);
 void hd_node_close(hd_comm *c);
 int64_t hd_node_bytes(const hd_comm *c); /* 0: there is none */
 

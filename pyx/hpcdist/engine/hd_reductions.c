@@ -53,7 +53,7 @@ static int through_nodes(hd_comm *c, hd_job *j)
         takes = hd_levels_takes(c, j, n, 0);
     /* All tensors: MPI would wait for ever for a rank that has given up the node's memory. */
     for (int i = 0; i < j->nout && takes > 0 && !code; i++)
-        code = by_node ? hd_node_all_reduce(c, j, source(j, i), j->out[i].ptr, j->out[i].n)
+        code = by_node ? hd_node_reduce(c, j, source(j, i), j->out[i].ptr, j->out[i].n)
                        : hd_levels_all_reduce(c, j, source(j, i), j->out[i]);
     return code ? -1 : takes;
 }
@@ -123,9 +123,14 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
 
 int hd_reduce(hd_comm *c, hd_job *j)
 {
-    const int takes = hd_levels_takes(c, j, j->in[0].n, 0);
+    char *to = c->rank == j->root ? j->out[0].ptr : NULL;
+    const int by_node = hd_node_takes(c, j);
+    const int takes = by_node ? by_node : hd_levels_takes(c, j, j->in[0].n, 0);
+    if (takes < 0)
+        return j->code;
     if (takes)
-        return takes < 0 ? j->code : hd_levels_reduce(c, j);
+        return by_node ? hd_node_reduce(c, j, j->in[0].ptr, to, j->in[0].n)
+                       : hd_levels_reduce(c, j);
     return reduce_block(c, j, j->root, j->in[0].ptr, j->out[0].ptr, j->in[0].n);
 }
 

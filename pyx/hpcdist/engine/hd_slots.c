@@ -1,5 +1,6 @@
-/* All operations but all_reduce through the slots of hd_node.c. An operation is a row of the table
- * below: what a rank has for each rank, and what it gets from each.
+/* All operations but all_reduce, and reduce among more than two ranks, through the slots of
+ * hd_node.c. An operation is a row of the table below: what a rank has for each rank, and what it
+ * gets from each.
  *
  * The blocks go in pieces, which use the halves of the slots in turn. For each piece a rank
  *   1. copies into its slot what it has for the others, and then announces `in`;
@@ -138,9 +139,9 @@ static void all_to_all(const run *r, const hd_seg *in, const hd_seg *out, blocks
 #define ANY INT64_MAX
 
 /* An operation goes this way up to the limits behind it; beyond them MPI was as fast or faster, see
- * docs/performance.md. The root of a reduce combines the blocks of all others, where MPI's ranks
- * form a tree. The root of a scatter writes all blocks, and that of a gather reads them, once more
- * than with MPI, which copies a long block once, from where it lies. */
+ * docs/performance.md. The root of a reduce combines all blocks here; more ranks than two divide
+ * that among them, in hd_node.c. The root of a scatter writes all blocks, and that of a gather
+ * reads them, once more than with MPI, which copies a long block once, from where it lies. */
 static const struct row {
     void (*blocks)(const run *r, const hd_seg *in, const hd_seg *out, blocks *b);
     int per_peer;         /* a rank has another block for each, and a slot a place for each; else
