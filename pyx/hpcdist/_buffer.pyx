@@ -16,6 +16,7 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from hpcdist cimport dlpack
@@ -31,6 +32,22 @@ cdef extern from "hd_types.h":
         HD_FLOAT8_E4M3FN, HD_FLOAT8_E5M2, HD_FLOAT8_E4M3FNUZ, HD_FLOAT8_E5M2FNUZ, HD_FLOAT8_E8M0FNU
         HD_NDTYPES
 
+cdef extern from *:
+    """
+    /* The function behind a method without arguments, of objects of this type; NULL: there is none. Called directly, it
+     * is found once and not at each call. */
+    static PyCFunction hd_no_arguments(PyObject *method, PyObject *type)
+    {
+        const PyMethodDef *def;
+        if (!Py_IS_TYPE(method, &PyMethodDescr_Type) || !PyType_IsSubtype((PyTypeObject *)type, PyDescr_TYPE(method)))
+            return NULL;
+        def = ((PyMethodDescrObject *)method)->d_method;
+        return def->ml_flags == METH_NOARGS ? def->ml_meth : NULL;
+    }
+    """
+    ctypedef object (*PyCFunction)(object, PyObject*)
+    PyCFunction hd_no_arguments(object method, object type) noexcept
+
 # A lower address may be the offset into a storage without memory; nearly all of a process's memory
 # lies above.
 cdef uintptr_t LOW = <uintptr_t> 1 << 40
@@ -39,6 +56,7 @@ cdef uintptr_t LOW = <uintptr_t> 1 << 40
 cdef object known_type = None
 cdef object numpy_type = None  # to read a type's module costs as much as the rest of a small call's arguments
 cdef dlpack.tensor_from_object known_function = NULL
+cdef PyCFunction known_is_neg = NULL  # NULL: it is called as any other method
 cdef dict functions = {}  # type -> address of its function, 0 if it has none
 # The same for tensors on a device.
 cdef object known_on_device = None
@@ -172,6 +190,11 @@ cdef int dtype_of_format(const char* f, Py_ssize_t itemsize) noexcept:
 include "buffer/refusals.pxi"
 
 
+cdef bint is_negated(object obj) except -1:
+    """Whether a tensor's elements are to be negated when they are read."""
+    return known_is_neg(obj, NULL) if known_is_neg != NULL and type(obj) is known_type else obj.is_neg()
+
+
 cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from_object function, str role):
     cdef DLTensor t
     try:
@@ -185,7 +208,7 @@ cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from
         return refuse(obj, role)
     # DLPack exports the memory of a lazily negated or conjugated view, which contains other
     # numbers.
-    if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
+    if b.dtype >= HD_FLOAT16 and (is_negated(obj) or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
         return refuse(obj, role)
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:
@@ -274,7 +297,7 @@ cdef int read_only(object obj, str role) except -1:
 
 
 cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
-    global known_type, known_function
+    global known_type, known_function, known_is_neg
     cdef uintptr_t address
     tp = type(obj)
     torch = sys.modules.get("torch")
@@ -290,6 +313,7 @@ cdef object fill_slow(object obj, hd_buf* b, bint writable, str role):
             return fill_attributes(obj, b, writable, role)
         known_type = tp
         known_function = <dlpack.tensor_from_object> address
+        known_is_neg = hd_no_arguments(tp.is_neg, tp)
         return fill_dlpack(obj, b, writable, known_function, role)
     if PyObject_CheckBuffer(obj):
         refuse_masked(obj, role)

@@ -159,6 +159,26 @@ def test_lazy_views_are_refused(warm):
     dist.all_reduce(lazy[1])  # a clone of one is plain again
 
 
+class Negated(torch.Tensor):
+    """A class that says itself that its elements are negated."""
+
+    def is_neg(self) -> bool:
+        return True
+
+
+def test_each_class_is_asked_whether_it_is_negated():
+    """The native method is called directly; a class that has another one is asked by that."""
+    lazy = torch.as_strided(torch.zeros(4, dtype=torch.complex64).conj().imag, (4,), (1,))
+    derived = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    for tensor in (lazy, torch.ones(3).as_subclass(Negated), torch._neg_view(derived)):
+        dist.all_reduce(derived)
+        with parallel_raises((TypeError, ValueError), match="resolve"):
+            dist.all_reduce(tensor)
+        dist.all_reduce(torch.ones(3))
+        with parallel_raises((TypeError, ValueError), match="resolve"):
+            dist.isend(tensor, here()[0])
+
+
 def test_python_buffers():
     """Anything with the buffer protocol, of a dtype that hpcdist knows."""
     check, (rank, size) = Check(), here()

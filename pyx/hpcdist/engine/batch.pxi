@@ -19,9 +19,9 @@ cdef class Operation:
     def __init__(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
         cdef int number = 0
         cdef object place = None, owner = None
-        if (op is _isend or op is _irecv) and not is_no_tensor(tensor):
+        if (op is _isend or op is _irecv) and (type(tensor) is tensor_type or not is_no_tensor(tensor)):
             if usual(group, peer, group_peer, &number) is not None:
-                place, owner = number, groups.pg if group is None else group
+                place, owner = number, default_group() if group is None else group
         if place is None:
             owner, peer, place = in_python["P2POp"](op, tensor, peer, group, tag, group_peer)
         self.op = op
@@ -32,8 +32,15 @@ cdef class Operation:
         self.group_peer = place
 
 
+cdef object tensor_type = None  # the last one that is none of these
+
+
 cdef bint is_no_tensor(object tensor):
-    return tensor is None or isinstance(tensor, (list, tuple, dict, str, int, float, complex))
+    global tensor_type
+    if tensor is None or isinstance(tensor, (list, tuple, dict, str, int, float, complex)):
+        return True
+    tensor_type = type(tensor)
+    return False
 
 
 cdef object plain_operation = None  # hpcdist.P2POp

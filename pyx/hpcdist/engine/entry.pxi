@@ -1,9 +1,34 @@
 # The public functions of single messages. The usual call stays in native code; any other goes to the Python
 # function that has the documentation.
 
+cdef extern from *:
+    """
+    #include <structmember.h>
+
+    /* Where an attribute of __slots__ lies in the objects of its class, in bytes; 0: it is none. */
+    static Py_ssize_t hd_attribute_at(PyObject *attribute)
+    {
+        return Py_IS_TYPE(attribute, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)attribute)->d_member->offset : 0;
+    }
+    static PyObject *hd_attribute(PyObject *of, Py_ssize_t at) { return *(PyObject **)((char *)of + at); }
+    """
+    Py_ssize_t hd_attribute_at(object attribute) noexcept
+    PyObject* hd_attribute(object of, Py_ssize_t at) noexcept
+
 cdef object groups = None         # hpcdist.groups.world.world
+cdef Py_ssize_t comm_at = 0, pg_at = 0  # its slots of these names: two look-ups for each message less
 cdef object process_group = None  # the class
 cdef dict in_python = {}          # name of a function -> what any other call goes to
+
+
+cdef object default_comm():
+    cdef PyObject* found = hd_attribute(groups, comm_at) if comm_at else NULL
+    return <object> found if found != NULL else groups.comm
+
+
+cdef object default_group():
+    cdef PyObject* found = hd_attribute(groups, pg_at) if pg_at else NULL
+    return <object> found if found != NULL else groups.pg
 
 
 cdef Comm usual(object group, object peer, object group_peer, int* place):
@@ -13,7 +38,7 @@ cdef Comm usual(object group, object peer, object group_peer, int* place):
     if group_peer is not None or type(peer) is not int:
         return None
     if group is None:  # the ranks of the world are its own
-        carrier, rank = groups.comm, peer
+        carrier, rank = default_comm(), peer
     elif type(group) is process_group:
         carrier, rank = group.carrier, group.members.index.get(peer)
     else:
@@ -77,8 +102,9 @@ def entry(function, world, group_type):
     -------
     callable
     """
-    global groups, process_group
+    global groups, process_group, comm_at, pg_at
     groups, process_group = world, group_type
+    comm_at, pg_at = hd_attribute_at(type(world).comm), hd_attribute_at(type(world).pg)
     in_python[function.__name__] = function
     native = {"isend": _isend, "irecv": _irecv, "send": _send, "recv": _recv,
               "batch_isend_irecv": _batch_isend_irecv}[function.__name__]
