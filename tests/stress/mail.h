@@ -10,7 +10,7 @@
 #include "harness.h"
 #include "hd_base.h"
 
-/* A letter is no longer than what Open MPI sends at once between processes of a machine: see HD_LETTER. */
+/* A message is no longer than what Open MPI sends at once between processes of a machine: see hd_rounds.c. */
 enum { MOST = 1024, LANES = 64, LONGEST_LETTER = 4096 };
 
 typedef struct letter {

@@ -24,13 +24,12 @@
 #include "hd_post.h"
 #include "hd_report.h"
 #include "hd_threads.h"
+#include "letters.h"
 #include "mail.h"
-#include "sums.h"
 
 enum { ROUNDS = 512, BETWEEN = 50, STUCK_S = 25 };
 enum { NOTHING, RESULT, CARRIED, ERROR, RAISED };
 
-static int ranks, each = 1;
 static struct hd_hall *halls[MOST]; /* of the nodes */
 static uint64_t seed, wanted, done, failed, raised, wrong;
 static uint8_t outcome[BETWEEN][MOST], must_fail[BETWEEN][MOST];
@@ -184,50 +183,6 @@ static int raises(hd_job *j) { return (void)j, slow_post && draw(&luck, 20) == 0
 
 /* ---- a rank ---- */
 
-/* Elements, and the ranks whose gathers fit into a letter. */
-enum { MOST_SUMMED = HD_LETTER / 8 + 1, GATHERED = 1, FEW_RANKS = 16 };
-
-typedef struct call {
-    int gathers;
-    int64_t op, own[GATHERED], data[MOST_SUMMED + GATHERED * FEW_RANKS];
-} call;
-
-/* Sums of lengths around those of letters, and gathers; the same on all ranks that make call `op`. */
-static void prepare(call *x, hd_job *j, int64_t op)
-{
-    static const int64_t lengths[] = {1, MOST_SUMMED - 1, MOST_SUMMED};
-    memset(x->data, 0, sizeof x->data);
-    x->op = op;
-    x->gathers = ranks <= FEW_RANKS && op % 7 == 6;
-    j->kind = x->gathers ? HD_ALL_GATHER : HD_ALL_REDUCE;
-    j->redop = x->gathers ? -1 : HD_SUM;
-    j->count = x->gathers ? GATHERED : lengths[op % 3];
-    j->nin = x->gathers;
-    j->nout = 1;
-    j->in1 = (hd_seg){.ptr = (char *)x->own, .n = GATHERED};
-    j->out1 = (hd_seg){.ptr = (char *)x->data, .n = x->gathers ? GATHERED * ranks : j->count};
-    contribute(x->gathers ? x->own : x->data, op, me, j->count);
-}
-
-/* Whether the data is what it must be: the result, or, also after an error, still this rank's own. */
-static int is_right(const call *x, const hd_job *j)
-{
-    int64_t want[MOST_SUMMED];
-    if (!j->checked.carried) {
-        contribute(want, x->op, me, j->count);
-        memset(want, 0, x->gathers ? sizeof want : 0);
-        return memcmp(x->data, want, (size_t)j->count * 8) == 0;
-    }
-    if (!x->gathers)
-        return right(x->data, x->op, ranks, j->count);
-    for (int r = 0; r < ranks; r++) {
-        contribute(want, x->op, r, GATHERED);
-        if (memcmp(x->data + GATHERED * r, want, GATHERED * 8))
-            return 0;
-    }
-    return 1;
-}
-
 /* The fingerprint and `patience` are the same on all ranks; what is drawn from `luck` is not. */
 static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
 {
@@ -266,7 +221,7 @@ static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
         fprintf(stderr, "rank %d: the data of check %llu is wrong\n", me, (unsigned long long)op);
         __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
     }
-    if ((rc == RESULT && j.out1.n * 8 <= HD_LETTER) || (rc == CARRIED && j.out1.n * 8 > HD_LETTER)) {
+    if ((rc == RESULT && j.out1.n * 8 <= longest()) || (rc == CARRIED && j.out1.n * 8 > longest())) {
         fprintf(stderr, "rank %d: check %llu has %s\n", me, (unsigned long long)op, rc == RESULT ? "no letter" : "one");
         __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
     }
@@ -306,6 +261,8 @@ static void enter(hd_comm *c)
         exit(2);
     }
     *k = (hd_caucus){.place = me % each, .ranks = each, .speakers = SPEAKERS, .at = halls[me / each]};
+    k->nodes = (ranks + each - 1) / each;
+    k->room = hd_caucus_room(each);
     if (me / each == (ranks - 1) / each)
         k->ranks = ranks - me / each * each; /* a smaller node */
     c->post->mpi = ALL;
@@ -470,6 +427,7 @@ static int count(void)
 
 int main(int argc, char **argv)
 {
+    size_t hall;
     if (argc < 3 || (ranks = atoi(argv[2])) < 2 || ranks > MOST) {
         fprintf(stderr, "usage: post SEED RANKS CHECKS [EACH] | post late RANKS | post absent RANKS\n");
         return 2;
@@ -477,13 +435,14 @@ int main(int argc, char **argv)
     open_boxes(ranks);
     if (argc > 4)
         each = atoi(argv[4]);
+    hall = hd_caucus_bytes(each, hd_caucus_room(each));
     mail_to = world_rank;
     for (int i = 0; i < ROUNDS; i++)
         pthread_mutex_init(&quoted[i].mu, NULL);
     for (int i = 0; i * each < ranks; i++)
-        halls[i] = aligned_alloc(HD_LINE, (hd_caucus_bytes(each) + HD_LINE - 1) / HD_LINE * HD_LINE);
+        halls[i] = aligned_alloc(HD_LINE, (hall + HD_LINE - 1) / HD_LINE * HD_LINE);
     for (int i = 0; i * each < ranks; i++)
-        memset(halls[i], 0, hd_caucus_bytes(each));
+        memset(halls[i], 0, hall);
     hd_py.slow = raises;
     if (argc == 3) {
         slow_post = 0;

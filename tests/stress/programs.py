@@ -264,7 +264,12 @@ PROGRAMS = (
                 "    if (second_round(c, j, NULL)) {",
             ),
             # among a few, a no is not heard
-            ("deaf", "rounds", "            r->seen = p->in.seen;", "            r->seen = 1;"),
+            (
+                "deaf",
+                "rounds",
+                "            r->seen = p->in->head.seen;",
+                "            r->seen = 1;",
+            ),
             # a rank that has left says yes
             ("yes", "rounds", "    r->seen = 0;\n    rc", "    r->seen = 1;\n    rc"),
         )

@@ -14,20 +14,47 @@ static void combine_votes(const uint64_t *in, uint64_t *inout)
             inout[i] = in[i];
 }
 
-/* The letters of ranks that make the same call have the same head. */
+/* Puts together what two ranks bring. Between their parts may be those of other ranks, and a word
+ * may have something of both. */
+static void join(const hd_letter *in, hd_letter *inout)
+{
+    const size_t had = inout->till - inout->from, more = in->till - in->from;
+    uint32_t from, till;
+    uint64_t word, other;
+
+    if (!more)
+        return;
+    from = had && inout->from < in->from ? inout->from : in->from;
+    till = inout->till > in->till ? inout->till : in->till;
+    if (!had) {
+        memset(inout->data, 0, till - from);
+    } else {
+        memmove(inout->data + (inout->from - from), inout->data, had);
+        memset(inout->data, 0, inout->from - from);
+        memset(inout->data + (inout->till - from), 0, till - inout->till);
+    }
+    for (size_t at = 0; at < more; at += sizeof word) {
+        char *to = inout->data + (in->from - from) + at;
+        memcpy(&word, to, sizeof word);
+        memcpy(&other, in->data + at, sizeof other);
+        word |= other;
+        memcpy(to, &word, sizeof word);
+    }
+    inout->from = from;
+    inout->till = till;
+}
+
+/* The letters of ranks that make the same call agree in all but the part that they have. */
 static void combine_letters(const hd_letter *in, hd_letter *inout)
 {
     hd_float_mode mode;
     int64_t n;
-    if (memcmp(in, inout, offsetof(hd_letter, data)) != 0) {
+    if (memcmp(in, inout, offsetof(hd_letter, from)) != 0) {
         memset(inout, 0, offsetof(hd_letter, data));
         return;
     }
     switch (inout->kind) {
-    case HD_JOINED_LETTER:
-        for (uint32_t i = 0; i < inout->bytes; i++)
-            inout->data[i] |= in->data[i];
-        return;
+    case HD_JOINED_LETTER: join(in, inout); return;
     case HD_REDUCED_LETTER:
         n = inout->bytes / (int64_t)hd_itemsize(inout->dtype);
         mode = hd_float_mode_plain(); /* whatever the program has set in this thread */
@@ -41,10 +68,12 @@ static void combine_letters(const hd_letter *in, hd_letter *inout)
 
 size_t hd_ballot_bytes(const hd_first *f)
 {
-    return offsetof(hd_first, letter.data) + HD_LETTER_WORDS(f->letter.bytes);
+    return offsetof(hd_first, letter.data) + (f->letter.till - f->letter.from);
 }
 
 void hd_ballot_copy(hd_first *to, const hd_first *from) { memcpy(to, from, hd_ballot_bytes(from)); }
+
+void hd_ballot_no_letter(hd_first *f) { memset(&f->letter, 0, offsetof(hd_letter, data)); }
 
 void hd_ballot_combine(const hd_first *in, hd_first *inout)
 {

@@ -10,22 +10,25 @@
  */
 enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 
-/* Bytes of data in a letter, at most; a multiple of 8. Only what is in use is sent and copied. It
- * may not depend on what the ranks called before: a sum would get other bits. With all that MPI and
- * the check put before it, a ballot stays below the 4 KiB up to which Open MPI sends at once
- * between processes of a machine: a longer one would need the help of a rank that may have left. */
-#define HD_LETTER 3840
+/* Bytes of data in a letter, at most; a multiple of 8. Only what is in use is sent and copied. How
+ * long a call's letter may be depends on the call and the group (hd_carry.c), never on what the
+ * ranks called before: a sum would get other bits. */
+#define HD_LETTER (32 << 10)
+/* Bytes that every call's letter may have: those of a ballot that is one message. */
+#define HD_SHORT_LETTER 3840
 
 /* Bytes with which they are sent and copied: whole words. */
 #define HD_LETTER_WORDS(bytes) (((size_t)(bytes) + 7) & ~(size_t)7)
 
 /* How the letters of the ranks become one. HD_NO_LETTER: some rank has no data, or they disagree.
- * HD_JOINED_LETTER: each rank fills a part of its own, and the rest is zero. */
+ * HD_JOINED_LETTER: each rank brings a part of its own, or none. */
 enum hd_letter_kind { HD_NO_LETTER = 0, HD_JOINED_LETTER, HD_REDUCED_LETTER };
 
 typedef struct hd_letter {
     uint8_t kind, dtype, redop, unused;
-    uint32_t bytes;
+    uint32_t bytes; /* of the letter of all ranks */
+    /* The part of it that this one has, in whole words; the data begins with that part. */
+    uint32_t from, till;
     char data[HD_LETTER];
 } hd_letter;
 
@@ -38,6 +41,7 @@ typedef struct hd_first {
 /* Bytes in use, from the start; a multiple of 8. */
 size_t hd_ballot_bytes(const hd_first *f);
 void hd_ballot_copy(hd_first *to, const hd_first *from);
+void hd_ballot_no_letter(hd_first *f);
 /* Letters of different calls become none. */
 void hd_ballot_combine(const hd_first *in, hd_first *inout);
 

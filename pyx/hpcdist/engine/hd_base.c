@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
@@ -140,6 +141,14 @@ void hd_get_words(char *to, const char *shared, size_t bytes)
         memcpy(to + at, &word, sizeof word);
     }
 }
+
+void *hd_pages(size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+void hd_pages_free(void *at, size_t bytes) { munmap(at, bytes); }
 
 uint64_t hd_hash_text(const char *s)
 {

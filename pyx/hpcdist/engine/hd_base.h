@@ -107,6 +107,10 @@ void hd_nap_step(hd_nap *n);
 void hd_put_words(char *shared, const char *from, size_t bytes);
 void hd_get_words(char *to, const char *shared, size_t bytes);
 
+/* Zeros, which take memory only where they are used; NULL: there is none. */
+void *hd_pages(size_t bytes);
+void hd_pages_free(void *at, size_t bytes);
+
 static inline uint64_t hd_mix(uint64_t h, uint64_t v)
 {
     h ^= v + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2);

@@ -8,11 +8,13 @@
  * output. */
 #include <string.h>
 
+#include "hd_base.h"
 #include "hd_carry.h"
 #include "hd_comm.h"
 #include "hd_kernels.h"
 #include "hd_page.h"
 #include "hd_page_pairs.h"
+#include "hd_post.h"
 #include "hd_scale.h"
 #include "hd_types.h"
 
@@ -171,15 +173,18 @@ static const struct form {
     void (*give)(const hd_comm *, const hd_job *, char *);
     void (*take)(const hd_comm *, const hd_job *, const hd_given *);
     int apart; /* in the letter of all each rank has a place of its own */
+    /* KiB of data for which a letter took no longer than MPI's call after the check, between two
+     * nodes of one rank and of several: docs/performance.md. */
+    int kib, shared_kib;
 } forms[] = {
-    [HD_ALL_REDUCE] = {give_to_sum, take_sums, 0},
-    [HD_REDUCE] = {give_to_sum, take_sums, 0},
-    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum, 0},
-    [HD_BROADCAST] = {give_root, take_from_root, 0},
-    [HD_ALL_GATHER] = {give_inputs, take_all, 1},
-    [HD_GATHER] = {give_inputs, take_at_root, 1},
-    [HD_SCATTER] = {give_inputs, take_scattered, 0},
-    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged, 1},
+    [HD_ALL_REDUCE] = {give_to_sum, take_sums, 0, 16, 32},
+    [HD_REDUCE] = {give_to_sum, take_sums, 0, 4, 8},
+    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum, 0, 8, 32},
+    [HD_BROADCAST] = {give_root, take_from_root, 0, 4, 8},
+    [HD_ALL_GATHER] = {give_inputs, take_all, 1, 8, 32},
+    [HD_GATHER] = {give_inputs, take_at_root, 1, 4, 8},
+    [HD_SCATTER] = {give_inputs, take_scattered, 0, 0, 8},
+    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged, 1, 4, 16},
 };
 
 /* Whether data of this call can lie in host memory beside a fingerprint, and be combined there. */
@@ -237,18 +242,47 @@ static int64_t needs(const hd_comm *c, const hd_job *j)
     return contribution(c, j);
 }
 
+/* Bytes of this call's letter, at most; the same on all ranks. Each node may write to all others,
+ * so among more nodes letters are shorter. */
+static size_t most(const hd_comm *c, const hd_job *j)
+{
+    const hd_caucus *k = c->post->caucus;
+    const struct form *f = &forms[j->kind];
+    const size_t kib = (size_t)(k ? f->shared_kib : f->kib);
+    const int others = (k ? k->nodes : c->size) - 1;
+    size_t bytes = (kib << 10) / (size_t)(others > 1 ? others : 1);
+    if (bytes < HD_SHORT_LETTER)
+        bytes = HD_SHORT_LETTER;
+    return k && k->room < bytes ? k->room : bytes;
+}
+
+/* Which part of the letter of all this rank brings. */
+static void take_part(const hd_comm *c, const hd_job *j, size_t apart, hd_letter *to)
+{
+    const size_t at = (size_t)c->rank * apart;
+    const int all = to->kind == HD_REDUCED_LETTER || (!apart && c->rank == j->root);
+    if (apart || all) {
+        to->from = (uint32_t)at & ~7u;
+        to->till = (uint32_t)HD_LETTER_WORDS(at + (apart ? apart : to->bytes));
+    }
+}
+
 void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to)
 {
     const int64_t bytes = needs(c, j);
+    size_t apart;
     memset(to, 0, offsetof(hd_letter, data));
-    if (!bytes || bytes > HD_LETTER)
+    if (!bytes || bytes > (int64_t)most(c, j))
         return;
-    memset(to->data, 0, HD_LETTER_WORDS(bytes));
     to->kind = j->redop >= 0 ? HD_REDUCED_LETTER : HD_JOINED_LETTER;
     to->dtype = (uint8_t)j->dtype;
     to->redop = j->redop >= 0 ? (uint8_t)j->redop : 0;
     to->bytes = (uint32_t)bytes;
-    forms[j->kind].give(c, j, to->data + (size_t)c->rank * in_letter(c, j, to->data).apart);
+    apart = in_letter(c, j, to->data).apart;
+    take_part(c, j, apart, to);
+    memset(to->data, 0, to->till - to->from);
+    if (to->till > to->from)
+        forms[j->kind].give(c, j, to->data + ((size_t)c->rank * apart - to->from));
 }
 
 void hd_letter_read(const hd_comm *c, const hd_job *j, const hd_letter *from)

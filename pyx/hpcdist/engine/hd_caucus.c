@@ -11,7 +11,7 @@
 typedef struct seat {
     uint64_t arrived; /* the check it has reached */
     uint32_t core;
-    hd_first first;
+    hd_first first; /* with as much data as there is room for */
 } __attribute__((aligned(HD_LINE))) seat;
 
 struct hd_hall {
@@ -20,11 +20,36 @@ struct hd_hall {
     /* The last check that went on (high half), and one before which none is open any more: the last
      * one that did not go on, or the one before the last that did. */
     uint64_t verdict __attribute__((aligned(HD_LINE)));
-    hd_first outcome; /* of the last check that went on */
-    seat seats[];
 };
 
-size_t hd_caucus_bytes(int ranks) { return sizeof(struct hd_hall) + (size_t)ranks * sizeof(seat); }
+/* What the ranks of a node share for their letters takes no more than this, or what short ones
+ * need: /dev/shm may be small. */
+#define SHARED (128 << 10)
+
+size_t hd_caucus_room(int ranks)
+{
+    const size_t each = SHARED / (size_t)ranks / 8 * 8;
+    return each < HD_SHORT_LETTER ? HD_SHORT_LETTER : each < HD_LETTER ? each : HD_LETTER;
+}
+
+/* Behind that lie the ranks' seats, and one more for the outcome of the last check that went on. */
+static size_t seat_bytes(size_t room)
+{
+    const size_t bytes = offsetof(seat, first.letter.data) + room;
+    return (bytes + HD_LINE - 1) / HD_LINE * HD_LINE;
+}
+
+static seat *seat_of(const hd_caucus *k, int place)
+{
+    return (seat *)(void *)((char *)(k->at + 1) + (size_t)place * seat_bytes(k->room));
+}
+
+static hd_first *outcome_of(const hd_caucus *k) { return &seat_of(k, k->ranks)->first; }
+
+size_t hd_caucus_bytes(int ranks, size_t room)
+{
+    return sizeof(struct hd_hall) + (size_t)(ranks + 1) * seat_bytes(room);
+}
 
 static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
@@ -69,8 +94,8 @@ static void put_first(hd_first *shared, const hd_first *from)
     hd_put_words((char *)shared, (const char *)from, hd_ballot_bytes(from));
 }
 
-/* One word contains the letter's length, so the length is one that was written, also if another
- * rank writes meanwhile. */
+/* One word contains which part of the letter there is, so its length is one that was written, also
+ * if another rank writes meanwhile. */
 static void get_first(hd_first *to, const hd_first *shared)
 {
     const size_t head = offsetof(hd_first, letter.data);
@@ -80,7 +105,7 @@ static void get_first(hd_first *to, const hd_first *shared)
 
 void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine)
 {
-    seat *s = &k->at->seats[k->place];
+    seat *s = seat_of(k, k->place);
     put_first(&s->first, mine);
     __atomic_store_n(&s->core, hd_core(), __ATOMIC_RELAXED);
     __atomic_store_n(&s->arrived, n, __ATOMIC_RELEASE);
@@ -88,14 +113,14 @@ void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine)
 
 void hd_caucus_cores(const hd_caucus *k, hd_waiter *w)
 {
-    w->core = &k->at->seats[k->place].core;
-    w->their_core = &k->at->seats[0].core;
+    w->core = &seat_of(k, k->place)->core;
+    w->their_core = &seat_of(k, 0)->core;
 }
 
 int hd_caucus_complete(const hd_caucus *k, uint64_t n)
 {
     for (int i = 1; i < k->ranks; i++)
-        if (load(&k->at->seats[i].arrived) < n)
+        if (load(&seat_of(k, i)->arrived) < n)
             return 0;
     return 1;
 }
@@ -104,7 +129,7 @@ void hd_caucus_gather(const hd_caucus *k, hd_first *into)
 {
     hd_first next;
     for (int i = 1; i < k->ranks; i++) {
-        get_first(&next, &k->at->seats[i].first);
+        get_first(&next, &seat_of(k, i)->first);
         hd_ballot_combine(&next, into);
     }
 }
@@ -117,7 +142,7 @@ void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome)
     /* Never far behind: numbers are compared across their wrap. */
     const uint32_t failed = (uint32_t)(outcome ? n - 1 : n);
     if (outcome)
-        put_first(&k->at->outcome, outcome);
+        put_first(outcome_of(k), outcome);
     __atomic_store_n(&k->at->verdict, decided << 32 | failed, __ATOMIC_RELEASE);
 }
 
@@ -128,7 +153,7 @@ int hd_caucus_listen(const hd_caucus *k, uint64_t n, hd_first *out)
     const int given_up = hd_caucus_given_up(k, n);
     const uint64_t verdict = load(&k->at->verdict);
     if ((uint32_t)(verdict >> 32) == (uint32_t)n) {
-        get_first(out, &k->at->outcome);
+        get_first(out, outcome_of(k));
         return 1;
     }
     return given_up || (int32_t)((uint32_t)verdict - (uint32_t)n) >= 0 ? -1 : 0;

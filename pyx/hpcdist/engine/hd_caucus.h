@@ -19,13 +19,18 @@
 #include "hd_comm.h"
 
 typedef struct hd_caucus {
+    int nodes;          /* of the group, at most: the same number on all of them */
     int place, ranks;   /* this rank's among those of its node; 0: it speaks */
     MPI_Comm speakers;  /* MPI_COMM_NULL on those who listen */
+    size_t room;        /* bytes of a letter, at most; the same in the whole group */
     struct hd_hall *at; /* the memory that the node shares */
     size_t bytes;
 } hd_caucus;
 
-size_t hd_caucus_bytes(int ranks); /* of the memory that so many share, zero at first */
+/* Bytes of a letter for which there is room, where so many share the memory. */
+size_t hd_caucus_room(int ranks);
+/* Of the memory that so many share, zero at first. */
+size_t hd_caucus_bytes(int ranks, size_t room);
 
 static inline int hd_caucus_speaks(const hd_caucus *k) { return k->place == 0; }
 

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "hd_ballot.h"
 #include "hd_caucus.h"
 #include "hd_caucus_life.h"
 #include "hd_comm.h"
@@ -10,14 +11,21 @@
 int hd_caucus_open(const hd_comm *c, hd_caucus **out)
 {
     const hd_split *s = c->split;
-    const size_t bytes = hd_caucus_bytes(s->ranks);
+    size_t room = hd_caucus_room(s->most), bytes = hd_caucus_bytes(s->ranks, room);
     hd_caucus *k = malloc(sizeof *k);
     void *at;
-    const int rc = hd_split_share(c, k != NULL, bytes, &at);
+    int rc = hd_split_share(c, k != NULL, bytes, &at);
+    if (!rc && !at && room > HD_SHORT_LETTER) { /* on all ranks, whose room is the same */
+        room = HD_SHORT_LETTER;
+        bytes = hd_caucus_bytes(s->ranks, room);
+        rc = hd_split_share(c, k != NULL, bytes, &at);
+    }
     if (at)
         *k = (hd_caucus){.place = s->place,
                          .ranks = s->ranks,
                          .speakers = s->place ? MPI_COMM_NULL : s->rail,
+                         .nodes = c->size / s->rails,
+                         .room = room,
                          .at = at,
                          .bytes = bytes};
     else

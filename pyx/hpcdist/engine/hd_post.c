@@ -20,7 +20,7 @@
 
 int hd_post_open(hd_comm *c, int *rc)
 {
-    hd_post *p = c->post = calloc(1, sizeof *p);
+    hd_post *p = c->post = hd_pages(sizeof *p);
     *rc = MPI_SUCCESS;
     if (p) {
         p->mpi = MPI_COMM_NULL;
@@ -271,7 +271,7 @@ int hd_post_close(hd_comm *c, int together)
         hd_post_forget(p, 0);
         hd_here_close(&p->here);
         free(p->to);
-        free(p);
+        hd_pages_free(p, sizeof *p);
         c->post = NULL;
     }
     return clean;

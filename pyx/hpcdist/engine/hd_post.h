@@ -43,13 +43,13 @@ typedef struct hd_post {
     hd_caucus *caucus; /* NULL: each rank takes part in the rounds itself */
     int64_t unread;    /* notes sent, less those received */
     uint64_t now;      /* the check this rank is in */
-    hd_rounds rounds;
     hd_outbox sent;
     hd_post_heard *heard;
     hd_here here;
-    int *to, n_to;  /* the ranks that this one writes to */
-    int passes_on;  /* these are not all others: notes have to be passed on */
-    int64_t waited; /* ns: in the first round of the last check */
+    int *to, n_to;    /* the ranks that this one writes to */
+    int passes_on;    /* these are not all others: notes have to be passed on */
+    int64_t waited;   /* ns: in the first round of the last check */
+    hd_rounds rounds; /* at the end: of its letter only what is used is touched */
 } hd_post;
 
 /* The rounds are those of all ranks, or of one of each node. */

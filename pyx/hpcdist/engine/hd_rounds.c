@@ -4,34 +4,59 @@
 #include <string.h>
 
 #include "hd_ballot.h"
+#include "hd_base.h"
 #include "hd_outbox.h"
 #include "hd_rounds.h"
 
 #define TAG_BALLOT 3
 
-typedef struct ballot {
+typedef struct head {
     uint64_t number; /* of its round, over all checks */
     uint64_t seen;
+} head;
+
+typedef struct ballot {
+    head head;
     hd_first first; /* not in the second round */
 } ballot;
 
-/* With MPI's own header it must be sent at once: see HD_LETTER. */
-_Static_assert(sizeof(ballot) + 64 <= 4096, "a ballot exceeds MPI's eager limit");
+/* Bytes of a message, at most: longer ballots go in several. With all that MPI puts before it, each
+ * is below the 4 KiB up to which Open MPI sends at once between processes of a machine. A longer
+ * one would need the help of a rank that may have left. */
+#define PART 3968
+#define PARTS ((sizeof(ballot) + PART - 1) / PART)
+_Static_assert(offsetof(ballot, first.letter.data) + HD_SHORT_LETTER <= PART,
+               "a short letter is no single message");
 
 typedef struct hd_partner {
     int rank;
     uint64_t taken; /* the number of the last ballot that it sent and this rank has taken */
-    MPI_Request receive, send[HD_ROUNDS];
-    ballot in, out[HD_ROUNDS];
+    size_t have;    /* bytes of the next one, of which there is more to come */
+    MPI_Request receive, send[HD_ROUNDS][PARTS];
+    head vote; /* of the second round */
+    ballot *in, *out;
 } partner;
+
+/* Each ballot begins a page of its own: pages that no ballot has reached take no memory. */
+#define PAGES(bytes) (((size_t)(bytes) + 4095) / 4096 * 4096)
 
 static uint64_t number_of(const hd_rounds *r) { return r->check * HD_ROUNDS + (uint64_t)r->round; }
 
+static size_t memory(const hd_rounds *r)
+{
+    return PAGES((size_t)r->room * sizeof(partner)) + 2 * (size_t)r->room * PAGES(sizeof(ballot));
+}
+
 static void add_partner(hd_rounds *r, int rank)
 {
-    partner *p = &r->partners[r->n++];
+    partner *p = &r->partners[r->n];
+    char *ballots = (char *)r->partners + PAGES((size_t)r->room * sizeof *p);
+    p->in = (ballot *)(void *)(ballots + 2 * (size_t)r->n++ * PAGES(sizeof *p->in));
+    p->out = (ballot *)(void *)((char *)p->in + PAGES(sizeof *p->in));
     p->rank = rank;
-    p->receive = p->send[0] = p->send[1] = MPI_REQUEST_NULL;
+    p->receive = MPI_REQUEST_NULL;
+    for (size_t i = 0; i < PARTS; i++)
+        p->send[HD_FIRST_ROUND][i] = p->send[HD_SECOND_ROUND][i] = MPI_REQUEST_NULL;
     p->taken = HD_SECOND_ROUND; /* the number before the first check's */
 }
 
@@ -49,7 +74,8 @@ static int open_rounds(hd_rounds *r, MPI_Comm mpi)
     r->is_direct = size <= HD_ROUNDS_DIRECT;
     r->is_beyond = !r->is_direct && r->rank >= r->core;
     r->helps = !r->is_direct && !r->is_beyond && r->rank + r->core < size;
-    if (!(r->partners = calloc((size_t)(r->is_direct ? size : steps), sizeof *r->partners)))
+    r->room = r->is_direct ? size : steps;
+    if (!(r->partners = hd_pages(memory(r))))
         return MPI_ERR_NO_MEM;
     for (int i = 1; r->is_direct && i < size; i++)
         add_partner(r, (r->rank + i) % size);
@@ -71,36 +97,59 @@ void hd_rounds_enter(hd_rounds *r, uint64_t check)
 
 /* ---- ballots ---- */
 
-/* Returns its bytes. */
-static size_t write_ballot(const hd_rounds *r, ballot *b)
+static size_t bytes_of(const ballot *b)
 {
-    b->number = number_of(r);
-    b->seen = r->seen;
-    if (r->round != HD_FIRST_ROUND)
-        return offsetof(ballot, first);
-    hd_ballot_copy(&b->first, &r->first);
-    return offsetof(ballot, first) + hd_ballot_bytes(&r->first);
+    return offsetof(ballot, first) +
+           (b->head.number % HD_ROUNDS == HD_FIRST_ROUND ? hd_ballot_bytes(&b->first) : 0);
 }
 
+static size_t part_of(size_t bytes, size_t at) { return bytes - at < PART ? bytes - at : PART; }
+
+/* Without waiting for what this rank has written to the partner before, which is stopped. */
+static int say_late(hd_rounds *r, const partner *p)
+{
+    const head now = {number_of(r), r->seen};
+    const int first = r->round == HD_FIRST_ROUND;
+    const size_t bytes = sizeof now + (first ? hd_ballot_bytes(&r->first) : 0);
+    char *text = malloc(bytes);
+    int rc = text ? MPI_SUCCESS : MPI_ERR_NO_MEM;
+
+    if (!text)
+        return rc;
+    memcpy(text, &now, sizeof now);
+    memcpy(text + sizeof now, &r->first, bytes - sizeof now);
+    for (size_t at = 0; at < bytes && !rc; at += PART)
+        r->unread += hd_outbox_send(&r->late, r->mpi, text + at, part_of(bytes, at), &p->rank, 1,
+                                    TAG_BALLOT, &rc);
+    free(text);
+    return rc;
+}
+
+/* All parts at once: a rank may leave right after it. */
 static int say(hd_rounds *r, partner *p)
 {
-    size_t bytes;
-    ballot *out = &p->out[r->round];
-    MPI_Request *req = &p->send[r->round];
-    int gone = *req == MPI_REQUEST_NULL, rc = MPI_SUCCESS;
+    const int first = r->round == HD_FIRST_ROUND;
+    const head now = {number_of(r), r->seen};
+    const char *text = first ? (const char *)p->out : (const char *)&p->vote;
+    MPI_Request *req = p->send[r->round];
+    int gone = 0, rc = MPI_Testall((int)PARTS, req, &gone, MPI_STATUSES_IGNORE);
+    size_t bytes = sizeof now;
 
-    if (!gone && (rc = MPI_Test(req, &gone, MPI_STATUS_IGNORE)))
-        return rc;
-    if (!gone) { /* the one of an earlier check, for a partner that is stopped */
-        ballot more;
-        bytes = write_ballot(r, &more);
-        r->unread += hd_outbox_send(&r->late, r->mpi, &more, bytes, &p->rank, 1, TAG_BALLOT, &rc);
-        return rc;
+    if (rc || !gone)
+        return rc ? rc : say_late(r, p);
+    if (first) {
+        p->out->head = now;
+        hd_ballot_copy(&p->out->first, &r->first);
+        bytes = bytes_of(p->out);
+    } else {
+        p->vote = now;
     }
-    bytes = write_ballot(r, out);
-    if ((rc = MPI_Isend(out, (int)bytes, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi, req)))
-        *req = MPI_REQUEST_NULL;
-    r->unread += !rc;
+    for (size_t at = 0; at < bytes && !rc; at += PART, req++) {
+        if ((rc = MPI_Isend(text + at, (int)part_of(bytes, at), MPI_BYTE, p->rank, TAG_BALLOT,
+                            r->mpi, req)))
+            *req = MPI_REQUEST_NULL;
+        r->unread += !rc;
+    }
     return rc;
 }
 
@@ -119,13 +168,13 @@ static int say_rest(hd_rounds *r)
     return failed;
 }
 
-/* Lets MPI receive a ballot of the partner's. */
+/* Lets MPI receive a ballot of the partner's, or the next part of one. */
 static int listen(hd_rounds *r, partner *p)
 {
     int rc = MPI_SUCCESS;
     if (p->receive == MPI_REQUEST_NULL &&
-        (rc = MPI_Irecv(&p->in, (int)sizeof p->in, MPI_BYTE, p->rank, TAG_BALLOT, r->mpi,
-                        &p->receive)))
+        (rc = MPI_Irecv((char *)p->in + p->have, (int)part_of(sizeof *p->in, p->have), MPI_BYTE,
+                        p->rank, TAG_BALLOT, r->mpi, &p->receive)))
         p->receive = MPI_REQUEST_NULL;
     return rc;
 }
@@ -142,8 +191,11 @@ static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
         if ((rc = MPI_Test(&p->receive, &done, MPI_STATUS_IGNORE)) || !done)
             return rc;
         r->unread--;
-        if (p->in.number != p->taken + 1)
+        if (p->in->head.number != p->taken + 1)
             return MPI_ERR_OTHER; /* MPI has lost one */
+        if ((p->have += PART) < bytes_of(p->in))
+            continue;
+        p->have = 0;
         p->taken++;
     }
     *there = 1;
@@ -153,17 +205,17 @@ static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
 /* The lower rank's part comes first on both sides, so that all ranks get the same bits. */
 static void combine(hd_rounds *r, partner *p)
 {
-    if (p->in.seen < r->seen)
-        r->seen = p->in.seen;
+    if (p->in->head.seen < r->seen)
+        r->seen = p->in->head.seen;
     if (r->round == HD_SECOND_ROUND)
         return;
     if (r->is_beyond) {
-        hd_ballot_copy(&r->first, &p->in.first);
+        hd_ballot_copy(&r->first, &p->in->first);
     } else if (p->rank < r->rank) {
-        hd_ballot_combine(&p->in.first, &r->first);
+        hd_ballot_combine(&p->in->first, &r->first);
     } else {
-        hd_ballot_combine(&r->first, &p->in.first);
-        hd_ballot_copy(&r->first, &p->in.first);
+        hd_ballot_combine(&r->first, &p->in->first);
+        hd_ballot_copy(&r->first, &p->in->first);
     }
 }
 
@@ -175,9 +227,9 @@ static void combine_all(hd_rounds *r)
 
     of[r->rank] = &r->first;
     for (partner *p = r->partners; p < r->partners + r->n; p++) {
-        of[p->rank] = &p->in.first;
-        if (p->in.seen < r->seen)
-            r->seen = p->in.seen;
+        of[p->rank] = &p->in->first;
+        if (p->in->head.seen < r->seen)
+            r->seen = p->in->head.seen;
     }
     if (r->round == HD_SECOND_ROUND)
         return;
@@ -261,6 +313,7 @@ int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi)
         return rc;
     if (!r->voted) {
         r->first.vote[REFUSES] = 1; /* it may lack what others bring: nobody goes on to vote */
+        hd_ballot_no_letter(&r->first);
         failed = say_rest(r);
         begin_second(r, 0);
     }
@@ -276,7 +329,8 @@ int hd_rounds_tidy(hd_rounds *r)
     for (partner *p = r->partners; p && p < r->partners + r->n; p++) {
         int there = 0, gone = 0;
         clean &= !hear(r, p, last, &there) && (there || r->over);
-        clean &= !MPI_Testall(HD_ROUNDS, p->send, &gone, MPI_STATUSES_IGNORE) && gone;
+        clean &=
+            !MPI_Testall(HD_ROUNDS * (int)PARTS, p->send[0], &gone, MPI_STATUSES_IGNORE) && gone;
     }
     return clean;
 }
@@ -293,6 +347,7 @@ void hd_rounds_close(hd_rounds *r)
     for (partner *p = r->partners; p && p < r->partners + r->n; p++)
         if (p->receive != MPI_REQUEST_NULL && !MPI_Cancel(&p->receive))
             MPI_Wait(&p->receive, MPI_STATUS_IGNORE);
-    free(r->partners);
+    if (r->partners)
+        hd_pages_free(r->partners, memory(r));
     r->partners = NULL;
 }

@@ -8,11 +8,12 @@
  * beyond it give their part to a partner first and get the outcome at the end. MPI's nonblocking
  * all-reduce would do, but takes longer, and once it has begun every rank must help it to its end.
  *
- * Between two partners goes one *ballot* in each round, in order. A rank that leaves a check sends
- * at once all that it has not sent yet, *void*: a refusal in the first round, a no in the second.
- * So a round ends for the others as if it had stayed. What it leaves unread it takes in a later
- * check, or at the end, and knows it by its number. At the end also those of checks that it has
- * never begun: MPI gives a freed communicator's number, and what is unread there, to the next one.
+ * Between two partners goes one *ballot* in each round, in order, in one message or several that
+ * are sent at once. A rank that leaves a check sends at once all that it has not sent yet, *void*:
+ * a refusal in the first round, a no in the second. So a round ends for the others as if it had
+ * stayed. What it leaves unread it takes in a later check, or at the end, and knows it by its
+ * number. At the end also those of checks that it has never begun: MPI gives a freed communicator's
+ * number, and what is unread there, to the next one.
  */
 #ifndef HD_ROUNDS_H
 #define HD_ROUNDS_H
@@ -41,15 +42,16 @@ typedef struct hd_rounds {
     int helps;     /* the first of them is beyond the power of two: its part comes first */
     int is_beyond; /* this rank is, and has one partner */
     struct hd_partner *partners; /* NULL: not opened yet */
+    int room;                    /* partners for which there is memory */
     uint64_t check;              /* the one that this rank is in, or was in last */
     enum hd_round round;
     int heard, said;  /* partners, in this round */
     int begun, voted; /* this rank takes part in the first round, in the second one */
-    hd_first first;   /* what it contributes, then what all do */
     uint64_t seen;    /* it has seen the first round end; after the second one: all have */
     hd_outbox late;   /* ballots for partners that have not taken an earlier one */
-    int64_t unread;   /* ballots sent, less those taken; the sum over all ranks is what is unread */
+    int64_t unread;   /* messages sent, less those taken; over all ranks: what is unread */
     int over;         /* this rank begins no check any more */
+    hd_first first;   /* what it contributes, then what all do */
 } hd_rounds;
 
 /* A new check; the caller fills in `first` until the round begins. */

@@ -34,7 +34,8 @@ int hd_split_open(hd_comm *c)
     /* 0: without memory for the struct, or on a node without a status page. */
     if (!rc && sides[0] < 0 && sides[1] > 1) {
         s->rails = -sides[0];
-        s->even = s->rails == sides[1];
+        s->most = sides[1];
+        s->even = s->rails == s->most;
         /* Not by c->rank: with nodes {0, 3} and {1, 2} the second rail would be the other way
          * round. */
         rc = MPI_Comm_split(c->mpi, s->place < s->rails ? s->place : MPI_UNDEFINED, s->first,

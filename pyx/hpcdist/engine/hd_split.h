@@ -12,6 +12,7 @@ struct hd_split {
     int first;        /* of the members on this node */
     int place, ranks; /* this rank's among them */
     int rails, even;  /* even: all nodes have as many members */
+    int most;         /* of a node's members */
     MPI_Comm rail; /* of the nodes in the order of their first members; MPI_COMM_NULL: this rank's
                     * place is beyond the rails */
 };
