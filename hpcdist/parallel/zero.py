@@ -26,7 +26,6 @@ _STALE = (
     "among the former ranks: call reshard(), as hpcdist.elastic does"
 )
 
-
 class _Hook(JoinHook):
     """Step on a rank without inputs: DDP's hook has put the others' gradients in place."""
 
@@ -108,9 +107,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             torch.optim.Optimizer.__init__(self, checked(params), defaults)
             Joinable.__init__(self)
             self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
-            # Show the class's defaults, as any optimizer does.
-            for group, local in zip(self.param_groups, self.optim.param_groups, strict=True):
-                group.update({k: v for k, v in local.items() if k != "params"})
+            # Show the class's defaults, as any optimizer does; schedulers look for them.
+            self._given = defaults
+            self.defaults = {**defaults, **getattr(self.optim, "defaults", {})}
+            self._options(self.optim.param_groups, self.param_groups)
             if not joining.defers(self.process_group, self):
                 compare(self.process_group, optimizer_class, self.param_groups)
         self._lay_out()
@@ -141,6 +141,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 self._assign(group)
                 if self.optim is not None:
                     self.optim.add_param_group(self._share(group))
+                    self._options(self.optim.param_groups, self.param_groups)
                     if not joining.defers(self.process_group, self):
                         compare(self.process_group, type(self.optim), [group])
         except BaseException:
@@ -457,6 +458,6 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         for group in self.param_groups:
             self._assign(group)
         kind, self.optim = type(self.optim), None
-        self.optim = kind([self._share(g) for g in self.param_groups], **self.defaults)
+        self.optim = kind([self._share(g) for g in self.param_groups], **self._given)
         self._lay_out()
         self.load_shard(state, options)

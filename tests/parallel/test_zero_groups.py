@@ -1,0 +1,85 @@
+"""ZeroRedundancyOptimizer: its parameter groups are those of the optimizer it divides."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 2))
+
+
+def train(model, optimizer, x, steps=2):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).pow(2).sum().backward()
+        optimizer.step()
+
+
+def equal(model, whole):
+    pairs = zip(model.parameters(), whole.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def options(optimizer):
+    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+
+
+@pytest.mark.parametrize(
+    "kind, values",
+    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {}), (torch.optim.NAdam, {})],
+)
+def test_a_group_that_is_added_has_the_defaults_of_the_class(rng, kind, values):
+    model, size = network(), dist.get_world_size()
+    whole, x = copy.deepcopy(model), torch.from_numpy(rng.standard_normal((4, 6))).float()
+    made = []
+    for module, make in (
+        (model, lambda groups: ZeroRedundancyOptimizer(groups, kind, lr=0.1, **values)),
+        (whole, lambda groups: kind(groups, lr=0.1, **values)),
+    ):
+        each = list(module.parameters())
+        optimizer = make([{"params": each[:2]}])
+        optimizer.add_param_group({"params": each[2:], "lr": 0.01})
+        made.append(optimizer)
+    zero, undivided = made
+    parallel_assert(options(zero) == options(undivided), f"{options(zero)} {options(undivided)}")
+    train(model, zero, x)
+    train(whole, undivided, x)
+    parallel_assert(options(zero) == options(undivided))
+    parallel_assert(equal(model, whole))
+
+    zero.consolidate_state_dict(size - 1)
+    if dist.get_rank() == size - 1:
+        undivided.load_state_dict(copy.deepcopy(zero.state_dict()))
+    zero.load_state_dict(copy.deepcopy(undivided.state_dict()))
+    train(whole, undivided, x)
+    train(model, zero, x)
+    parallel_assert(equal(model, whole))
+
+
+def test_a_scheduler_that_looks_for_the_defaults_of_the_class(rng):
+    model = network()
+    whole, x = copy.deepcopy(model), torch.from_numpy(rng.standard_normal((4, 6))).float()
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    undivided = torch.optim.Adam(whole.parameters(), lr=0.1)
+    rates = [
+        torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=6) for one in (zero, undivided)
+    ]
+    for _ in range(4):
+        train(model, zero, x, 1)
+        train(whole, undivided, x, 1)
+        for rate in rates:
+            rate.step()
+    parallel_assert(options(zero) == options(undivided))
+    parallel_assert(equal(model, whole))
