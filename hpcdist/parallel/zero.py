@@ -25,6 +25,9 @@ _STALE = (
     "the group of this ZeroRedundancyOptimizer was reconfigured, and its state is still divided "
     "among the former ranks: call reshard(), as hpcdist.elastic does"
 )
+#: What each optimizer has for its own parameters.
+_OWN = ("params", "param_names")
+
 
 class _Hook(JoinHook):
     """Step on a rank without inputs: DDP's hook has put the others' gradients in place."""
@@ -44,9 +47,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     Parameters
     ----------
-    params : iterable of torch.nn.Parameter or of dict
-        Parameters or parameter groups, all of them. Sizes may be uneven: the largest are assigned
-        first, each to the rank with the smallest share so far. Dtypes may differ.
+    params : iterable of torch.nn.Parameter, of (str, torch.nn.Parameter) or of dict
+        Parameters, with their names or without, or parameter groups, all of them. Sizes may be
+        uneven: the largest are assigned first, each to the rank with the smallest share so far.
+        Dtypes may differ.
     optimizer_class : type
         Class that steps the shares: any optimizer with state per parameter.
     process_group : ProcessGroup, optional
@@ -170,7 +174,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         """Return a parameter group with only the parameters of one rank, largest first."""
         rank = self.rank if rank is None else rank
         mine = [p for p in group["params"] if self._owner[p] == rank]
-        return {**group, "params": sorted(mine, key=lambda p: p.numel(), reverse=True)}
+        options = {name: value for name, value in group.items() if name not in _OWN}
+        return {**options, "params": sorted(mine, key=lambda p: p.numel(), reverse=True)}
 
     def _of_rank(self, rank: int) -> list[torch.Tensor]:
         """Return the parameters of a rank in the order of its local optimizer."""
@@ -243,7 +248,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     def _options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
         """Copy learning rates and the like, which schedulers change, between groups."""
         for one, other in zip(source, target, strict=True):
-            other.update({name: value for name, value in one.items() if name != "params"})
+            other.update({name: value for name, value in one.items() if name not in _OWN})
 
     def _exchange(self) -> None:
         """Send every share to all ranks."""
@@ -397,7 +402,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         first = 0
         for group, mine in zip(groups, self.optim.param_groups, strict=True):
             count = len(mine["params"])
-            local["param_groups"].append({**group, "params": list(range(first, first + count))})
+            options = {name: value for name, value in group.items() if name not in _OWN}
+            local["param_groups"].append({**options, "params": list(range(first, first + count))})
             first += count
         self.optim.load_state_dict(local)
         self._options(self.optim.param_groups, self.param_groups)
@@ -421,7 +427,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     def shard_options(self) -> list[dict[str, Any]]:
         """Return the options of the parameter groups, such as learning rates."""
-        return [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+        return [{k: v for k, v in g.items() if k not in _OWN} for g in self.param_groups]
 
     def load_shard(self, state: dict[int, Any], options: list[dict[str, Any]]) -> None:
         """Load what :meth:`shard_state`, of this rank or of more, and :meth:`shard_options` gave.

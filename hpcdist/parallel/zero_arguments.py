@@ -26,12 +26,17 @@ def checked(params: Any) -> list[Any]:
         ) from error
     if not items:
         raise ValueError(f"{API} got an empty parameter list")
-    if not all(isinstance(i, torch.Tensor) for i in items):
+    if not all(isinstance(i, torch.Tensor) or _is_named(i) for i in items):
         if not all(isinstance(i, dict) for i in items):
             raise TypeError("params must be parameters only, or parameter groups only")
         if any("params" not in group for group in items):
             raise ValueError('each parameter group must have a key "params"')
     return items
+
+
+def _is_named(item: Any) -> bool:
+    """Return whether an item is one of ``named_parameters()``."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor)
 
 
 def check_dense(params: Iterable[torch.Tensor]) -> None:

@@ -36,11 +36,12 @@ def options(optimizer):
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
 @pytest.mark.parametrize(
     "kind, values",
     [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {}), (torch.optim.NAdam, {})],
 )
-def test_a_group_that_is_added_has_the_defaults_of_the_class(rng, kind, values):
+def test_a_group_that_is_added_has_the_defaults_of_the_class(rng, kind, values, named):
     model, size = network(), dist.get_world_size()
     whole, x = copy.deepcopy(model), torch.from_numpy(rng.standard_normal((4, 6))).float()
     made = []
@@ -48,7 +49,7 @@ def test_a_group_that_is_added_has_the_defaults_of_the_class(rng, kind, values):
         (model, lambda groups: ZeroRedundancyOptimizer(groups, kind, lr=0.1, **values)),
         (whole, lambda groups: kind(groups, lr=0.1, **values)),
     ):
-        each = list(module.parameters())
+        each = list(module.named_parameters() if named else module.parameters())
         optimizer = make([{"params": each[:2]}])
         optimizer.add_param_group({"params": each[2:], "lr": 0.01})
         made.append(optimizer)
@@ -66,6 +67,20 @@ def test_a_group_that_is_added_has_the_defaults_of_the_class(rng, kind, values):
     train(whole, undivided, x)
     train(model, zero, x)
     parallel_assert(equal(model, whole))
+
+
+def test_named_parameters(rng):
+    model = network()
+    whole, x = copy.deepcopy(model), torch.from_numpy(rng.standard_normal((4, 6))).float()
+    zero = ZeroRedundancyOptimizer(model.named_parameters(), torch.optim.AdamW, lr=0.1)
+    undivided = torch.optim.AdamW(whole.named_parameters(), lr=0.1)
+    train(model, zero, x)
+    train(whole, undivided, x)
+    parallel_assert(options(zero) == options(undivided))
+    parallel_assert(equal(model, whole))
+    zero.consolidate_state_dict()
+    if dist.get_rank() == 0:
+        assert zero.state_dict()["param_groups"] == undivided.state_dict()["param_groups"]
 
 
 def test_a_scheduler_that_looks_for_the_defaults_of_the_class(rng):
