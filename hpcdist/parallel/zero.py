@@ -18,7 +18,7 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.sync import packed, send
-from hpcdist.parallel.zero_arguments import API, check_dense, checked, compare
+from hpcdist.parallel.zero_arguments import API, check_class, check_dense, checked, compare
 from hpcdist.parallel.zero_memory import Flats
 
 _STALE = (
@@ -52,7 +52,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         uneven: the largest are assigned first, each to the rank with the smallest share so far.
         Dtypes may differ.
     optimizer_class : type
-        Class that steps the shares: any optimizer with state per parameter.
+        Class that steps the shares: any optimizer with state per parameter, not ``LBFGS``.
     process_group : ProcessGroup, optional
         None means the default group.
     parameters_as_bucket_view : bool
@@ -74,7 +74,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     TypeError
         If `params` are neither parameters nor groups of them.
     ValueError
-        If there are none, or one is sparse.
+        If there are none, one is sparse, or the class cannot step shares.
     DistMismatchError
         On all ranks, if parameters, options or classes differ: it names the first that does.
     DistTimeoutError
@@ -108,6 +108,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._all_states: list[dict[int, Any]] | None = None
         self.optim: Any = None
         with refusing(agreeing(self.process_group.carrier), API):
+            check_class(optimizer_class)
             torch.optim.Optimizer.__init__(self, checked(params), defaults)
             Joinable.__init__(self)
             self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)

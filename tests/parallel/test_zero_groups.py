@@ -98,3 +98,8 @@ def test_a_scheduler_that_looks_for_the_defaults_of_the_class(rng):
             rate.step()
     parallel_assert(options(zero) == options(undivided))
     parallel_assert(equal(model, whole))
+
+
+def test_an_optimizer_whose_step_needs_all_parameters():
+    with parallel_raises(ValueError, match="cannot divide LBFGS"):
+        ZeroRedundancyOptimizer(network().parameters(), torch.optim.LBFGS)
