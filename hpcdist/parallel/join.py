@@ -13,6 +13,7 @@ import torch
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.comparison import same_arguments
+from hpcdist.groups.numbers import yes_or_no
 from hpcdist.groups.process_group import ProcessGroup
 
 # Name of the operation in error messages.
@@ -128,6 +129,8 @@ class Join:
     ------
     ValueError
         If there is no joinable, they have different groups, or one is in the block of another Join.
+    TypeError
+        If `enable` or `throw_on_early_termination` is not a boolean.
     RuntimeError
         With `throw_on_early_termination`: on the rank that ran out of inputs at the end of the
         block, on the others at their next step.
@@ -167,12 +170,12 @@ class Join:
                 f"{', '.join(sorted({repr(group.name) for group in groups}))}"
             )
         self._group = groups[0]
+        self._enable = yes_or_no(enable, "enable")
+        self._throw = yes_or_no(throw_on_early_termination, "throw_on_early_termination")
         self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
-        self._enable = enable
-        self._throw = throw_on_early_termination
         self._refuse_nested()
         self._facts = {"throw_on_early_termination": self._throw, **kwargs}
-        self._set(enable)
+        self._set(self._enable)
 
     def _nested(self) -> bool:
         return any(each is joinable for each in _entered for joinable in self._joinables)

@@ -13,6 +13,7 @@ from hpcdist.collectives.objects import gather_object
 from hpcdist.errors import DistError
 from hpcdist.groups import joining
 from hpcdist.groups.comparison import naming
+from hpcdist.groups.numbers import yes_or_no
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.host import on_cpu
@@ -72,7 +73,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     Raises
     ------
     TypeError
-        If `params` are neither parameters nor groups of them.
+        If `params` are neither parameters nor groups of them, or a boolean is something else.
     ValueError
         If there are none, one is sparse, or the class cannot step shares.
     DistMismatchError
@@ -99,8 +100,6 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self.process_group = member(process_group)
         self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
         self._generation = self.process_group.members.generation
-        self.parameters_as_bucket_view = parameters_as_bucket_view
-        self.overlap_with_ddp = overlap_with_ddp
         self.hooked = False
         self._owner: dict[torch.Tensor, int] = {}
         self._loads = [0] * self.world_size
@@ -109,6 +108,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self.optim: Any = None
         with refusing(agreeing(self.process_group.carrier), API):
             check_class(optimizer_class)
+            self.parameters_as_bucket_view = yes_or_no(
+                parameters_as_bucket_view, "parameters_as_bucket_view"
+            )
+            self.overlap_with_ddp = yes_or_no(overlap_with_ddp, "overlap_with_ddp")
             torch.optim.Optimizer.__init__(self, checked(params), defaults)
             Joinable.__init__(self)
             self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.groups.numbers import yes_or_no
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.parallel.reducer.bucket import MIB
@@ -141,7 +142,8 @@ def which_buffers(broadcast: bool | None, forward: bool | None) -> tuple[bool, b
                 FutureWarning,
                 stacklevel=3,
             )
-        return True, bool(forward)
+        return True, yes_or_no(forward, "forward_sync_buffers")
     if broadcast is None:
         return True, True
-    return bool(broadcast), bool(broadcast)
+    copied = yes_or_no(broadcast, "broadcast_buffers")
+    return copied, copied

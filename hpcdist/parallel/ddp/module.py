@@ -17,6 +17,7 @@ from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
 from hpcdist.groups import comparison, joining
 from hpcdist.groups import state as _group
+from hpcdist.groups.numbers import yes_or_no
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.parallel.ddp import arguments
@@ -118,7 +119,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         If an argument is out of range or not available, if this process is not in the group, or
         if no parameter requires a gradient.
     TypeError
-        If `module` is not a ``torch.nn.Module``.
+        If `module` is not a ``torch.nn.Module``, or a boolean argument is something else.
     RuntimeError
         If both a group and a mesh are given, or a mesh of several dimensions.
 
@@ -163,7 +164,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
                 "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the "
                 "same time."
             )
-        if check_reduction:
+        if yes_or_no(check_reduction, "check_reduction"):
             warnings.warn("check_reduction has no effect", FutureWarning, stacklevel=2)
         self.device_ids = device_ids
         self._inputs_to = arguments.input_device(
@@ -178,12 +179,14 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self.process_group = arguments.group_of(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        self.find_unused_parameters = bool(find_unused_parameters)
-        self.gradient_as_bucket_view = bool(gradient_as_bucket_view)
-        self.skip_all_reduce_unused_params = bool(skip_all_reduce_unused_params)
-        self.batched_grad_copy = bool(batched_grad_copy)
-        self.lazy_bucket_allocation = bool(lazy_bucket_allocation)
-        self.static_graph = bool(static_graph)
+        self.find_unused_parameters = yes_or_no(find_unused_parameters, "find_unused_parameters")
+        self.gradient_as_bucket_view = yes_or_no(gradient_as_bucket_view, "gradient_as_bucket_view")
+        self.skip_all_reduce_unused_params = yes_or_no(
+            skip_all_reduce_unused_params, "skip_all_reduce_unused_params"
+        )
+        self.batched_grad_copy = yes_or_no(batched_grad_copy, "batched_grad_copy")
+        self.lazy_bucket_allocation = yes_or_no(lazy_bucket_allocation, "lazy_bucket_allocation")
+        self.static_graph = yes_or_no(static_graph, "static_graph")
         self.mixed_precision = mixed_precision
         self.bucket_bytes_cap = max(self._caps)
         # torch's compiler refuses a size below that of its first bucket.
@@ -196,7 +199,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         self._delay_trigger = param_to_hook_all_reduce
         self._divide_by_initial_world_size = True
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        if init_sync and not joining.defers(self.process_group, self):
+        if yes_or_no(init_sync, "init_sync") and not joining.defers(self.process_group, self):
             self._init_sync(init_buffers)
         else:
             arguments.check_tensors(self._synced(init_buffers))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpcdist.errors import DistError
+from hpcdist.groups.numbers import yes_or_no
 from hpcdist.parallel.comm_hooks.builtin import BuiltinCommHookType, builtin
 from hpcdist.parallel.ddp.buffers import BufferCommHookLocation
 from hpcdist.parallel.ddp.logger import Logger
@@ -113,7 +114,7 @@ class Settings:
 
     @broadcast_buffers.setter
     def broadcast_buffers(self, value: bool) -> None:
-        self.forward_sync_buffers = bool(value)
+        self.forward_sync_buffers = yes_or_no(value, "broadcast_buffers")
 
     def _set_static_graph(self) -> None:
         """Treat the graph as static from now on; before the first backward, on all ranks."""
@@ -160,7 +161,8 @@ class Settings:
 
     @require_manual_backward_finalization.setter
     def require_manual_backward_finalization(self, required: bool) -> None:
-        self._the_reducer("require_manual_backward_finalization").set_manual(bool(required))
+        name = "require_manual_backward_finalization"
+        self._the_reducer(name).set_manual(yes_or_no(required, name))
 
     @property
     def should_finalize_after_backward(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing_parts
+from hpcdist.groups.numbers import yes_or_no
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.reducer.copies import unseen
@@ -219,13 +220,16 @@ class Uneven(Joinable):
         ------
         ValueError
             With delayed parameters or a buffer hook, whose collectives it does not shadow.
+        TypeError
+            If ``divide_by_initial_world_size`` is not a boolean.
         """
         if self._delayed is not None or self._buffers_of_module.has_hook:
             raise ValueError(
                 "join shadows neither delay_all_reduce_named_params nor buffer hooks; omit "
                 "them, or give all ranks equally many inputs"
             )
-        self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        name = "divide_by_initial_world_size"
+        self._divide_by_initial_world_size = yes_or_no(kwargs.get(name, True), name)
         self._stats.describe(join_uneven_inputs=True)
         return DDPJoinHook(self)
 

@@ -1,0 +1,76 @@
+"""Booleans among the arguments of training: nothing else is taken for one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import hpcdist as dist
+from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.parallel import Join
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = pytest.mark.ranks
+
+OF_DDP = (
+    "broadcast_buffers",
+    "init_sync",
+    "find_unused_parameters",
+    "check_reduction",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "skip_all_reduce_unused_params",
+    "batched_grad_copy",
+    "forward_sync_buffers",
+    "lazy_bucket_allocation",
+)
+OF_ZERO = ("parameters_as_bucket_view", "overlap_with_ddp")
+OF_JOIN = ("enable", "throw_on_early_termination", "divide_by_initial_world_size")
+MAKE = {
+    "ddp": lambda **options: dist.DistributedDataParallel(torch.nn.Linear(2, 2), **options),
+    "zero": lambda **options: ZeroRedundancyOptimizer(
+        torch.nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1, **options
+    ),
+    "join": lambda **options: Join([MAKE["ddp"]()], **options),
+    "its join": lambda **options: MAKE["ddp"]().join(**options),
+}
+ALL = [
+    *(("ddp", name) for name in OF_DDP),
+    *(("zero", name) for name in OF_ZERO),
+    *(("join", name) for name in OF_JOIN),
+    *(("its join", name) for name in OF_JOIN),
+]
+
+
+@pytest.mark.parametrize("wrong", ["False", "yes", 2, 0.0], ids=repr)
+@pytest.mark.parametrize("what, name", ALL)
+def test_what_is_no_boolean(what, name, wrong):
+    with parallel_raises(TypeError, match=f"{name} must be True or False, not"):
+        MAKE[what](**{name: wrong})
+
+
+@pytest.mark.parametrize("given", [0, np.bool_(False), np.int64(0)], ids=repr)
+@pytest.mark.parametrize("what, name", ALL)
+def test_other_forms_of_false(what, name, given):
+    made = MAKE[what](**{name: given})
+    parallel_assert(getattr(made, name, False) is False)
+
+
+@pytest.mark.filterwarnings("ignore:check_reduction has no effect")
+@pytest.mark.parametrize("given", [1, np.bool_(True)], ids=repr)
+@pytest.mark.parametrize("what, name", ALL)
+def test_other_forms_of_true(what, name, given):
+    made = MAKE[what](**{name: given})
+    parallel_assert(getattr(made, name, True) is True)
+
+
+def test_settings_of_a_module():
+    model = MAKE["ddp"]()
+    for name in ("broadcast_buffers", "require_manual_backward_finalization"):
+        with parallel_raises(TypeError, match=f"{name} must be True or False, not str"):
+            setattr(model, name, "False")
+        setattr(model, name, np.bool_(True))
+        parallel_assert(getattr(model, name) is True)
+        setattr(model, name, 0)
+        parallel_assert(getattr(model, name) is False)
