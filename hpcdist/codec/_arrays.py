@@ -150,12 +150,17 @@ def split_tensor(tensor: Any) -> tuple[str, int, tuple[int, ...], memoryview]:
     """Return a CPU tensor's dtype name, flags, shape and raw bytes; strides become contiguous."""
     import torch
 
+    from hpcdist._buffer import unreadable
+
     if tensor.layout is not torch.strided:
         raise Refused(TypeError, f"it is a {tensor.layout} tensor; send x.to_dense()")
     if tensor.device.type != "cpu":
         raise Refused(TypeError, f"it is a tensor on {tensor.device}; send x.cpu()")
     if tensor.is_quantized:
         raise Refused(TypeError, "it is a quantized tensor; send x.dequantize() or x.int_repr()")
+    why = unreadable(tensor)
+    if why is not None:
+        raise Refused(TypeError, f"it {why}")
     flags = _REQUIRES_GRAD if tensor.requires_grad else 0
     if type(tensor) is torch.nn.Parameter:
         flags |= _PARAMETER

@@ -137,6 +137,28 @@ def test_refusals_say_what_where_and_how():
         assert "StringDType" in refusal(np.array(["a"], dtype=np.dtypes.StringDType()))
 
 
+def test_tensors_without_memory_of_their_own():
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)
+    for tensor, part in [
+        (torch._to_functional_tensor(torch.ones(3)), "functionalized tensor"),
+        (torch._efficientzerotensor(3), "tensor of zeros without memory"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested tensor"),
+        (freed, "its storage was freed"),
+    ]:
+        message = refusal({"a": tensor})
+        assert "obj['a']: it " in message and part in message, message
+
+    def inside(x):
+        messages.append(refusal([x]))
+        return x.sum()
+
+    messages = []
+    torch.vmap(inside)(torch.ones(2, 2))
+    torch.func.grad(inside)(torch.ones(2))
+    assert "inside torch.vmap" in messages[0] and "inside a transform" in messages[1], messages
+
+
 def test_enums_that_the_receiver_has_not_imported():
     """Nothing is imported, and no attribute of a module or class is asked for."""
     payload = bytes(encode(Level.HIGH))
