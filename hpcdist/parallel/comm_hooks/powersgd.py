@@ -56,6 +56,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     buffer = dense_buffer(bucket, API)
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))
+    state._begin(bucket)
     count_left_out(state, bucket)
     feedback = Feedback(state, bucket)
     stages = _by_matrix(state, bucket, buffer, feedback)
@@ -90,6 +91,7 @@ def batched_powerSGD_hook(
     buffer = dense_buffer(bucket, "batched_powerSGD_hook")
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))
+    state._begin(bucket)
     count_left_out(state, bucket)
     feedback = Feedback(state, bucket)
     stages = _as_square(state, bucket, buffer, feedback)
@@ -151,7 +153,11 @@ def _memory(
         and (p.numel(), q.numel()) == (p_size, q_size)
         and p.dtype == q.dtype == like.dtype
     ):
+        if state._before is not None:
+            state._before.keep_q(index, q)
         return p, q, False
+    if state._before is not None:
+        state._before.keep_q(index, None)
     p, q = like.new_empty(p_size), like.new_empty(q_size)
     if state.warm_start:
         state.p_memory_dict[index], state.q_memory_dict[index] = p, q

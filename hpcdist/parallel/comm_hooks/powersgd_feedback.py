@@ -60,6 +60,8 @@ class Feedback:
             return
         error = self._kept.sub_(approximation)
         self._hold(error)
+        if self._state._before is not None:
+            self._state._before.keep_error(self._state, self._bucket.index())
         self._state.error_dict[self._bucket.index()] = error
 
     def _hold(self, error: torch.Tensor) -> None:

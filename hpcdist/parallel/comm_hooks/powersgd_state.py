@@ -11,7 +11,9 @@ from hpcdist.groups.numbers import whole
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.log import get_logger
 from hpcdist.parallel.comm_hooks import powersgd_checks
-from hpcdist.parallel.comm_hooks._future import Counting, Pipeline
+from hpcdist.parallel.comm_hooks._future import Counting, Pipeline, begins
+from hpcdist.parallel.comm_hooks.powersgd_undo import Before
+from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 _log = get_logger("comm_hooks")
 
@@ -123,6 +125,7 @@ class PowerSGDState(Counting):
         self.total_numel_after_compression = 0
         self.next_stats_report: float = 0
         self._pipeline = Pipeline()
+        self._before: Before | None = None  # of a pass whose averages are not there
 
     def state_dict(self) -> dict[str, Any]:
         """All settings and memory, as plain values and tensors that ``torch.load`` takes.
@@ -134,6 +137,7 @@ class PowerSGDState(Counting):
         dict
             Without the group. The tensors are those in use: save or copy them before the next step.
         """
+        self._undo()
         kind, keys, position, has_gauss, gauss = self.rng.get_state(legacy=True)
         state = {name: getattr(self, name) for name in (*_OPTIONS, *_COUNTERS)}
         state.update({name: dict(getattr(self, name)) for name in (*_MEMORY, *_LAYOUTS)})
@@ -169,6 +173,7 @@ class PowerSGDState(Counting):
         found.update({name: checks.layouts(state_dict[name], name) for name in _LAYOUTS})
         found["rng"] = checks.random_numbers(state_dict["rng"])
         self._set(found)
+        self._before = None
 
     def _set(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -180,6 +185,7 @@ class PowerSGDState(Counting):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
         self._pipeline = Pipeline()
+        self._before = None
         self.load_state_dict(state)
 
     def _count_step(self) -> None:
@@ -192,6 +198,7 @@ class PowerSGDState(Counting):
             )  # fmt: skip
             self.next_stats_report = self.iter + self.compression_stats_logging_frequency
         super()._count_step()
+        self._before = None
         if self.iter == self.start_powerSGD_iter:
             _log.info("PowerSGD starts after %d steps", self.iter)
 
@@ -208,6 +215,18 @@ class PowerSGDState(Counting):
         """
         before, after = self.total_numel_before_compression, self.total_numel_after_compression
         return (before / after if after else 0, before, after)
+
+    def _begin(self, bucket: GradBucket) -> None:
+        """Note that a bucket begins, and undo with the first one a pass that was given up."""
+        if begins(bucket):
+            self._undo()
+            if getattr(bucket, "_first", False):
+                self._before = Before(self)
+
+    def _undo(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.restore(self)
 
     def _follow(self, index: int, layout: Layout) -> None:
         """Let the memory follow the parameters, if those of a bucket are not what they were.
