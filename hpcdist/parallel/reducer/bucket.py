@@ -51,6 +51,11 @@ def allocate(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return torch.from_numpy(np.empty(nbytes, np.uint8)).view(dtype)
 
 
+def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return where tensors begin in memory."""
+    return [*map(torch.Tensor.data_ptr, tensors)]
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Return whether the elements fill one block of memory, in any order of dimensions.
 
@@ -179,6 +184,7 @@ class Bucket:
     """
 
     __slots__ = (
+        "_starts",
         "as_view",
         "buffer",
         "members",
@@ -218,6 +224,7 @@ class Bucket:
         """Take memory of the bucket's size for its buffer."""
         self.buffer = self.reduced = memory
         self.views = self.cut(memory)
+        self._starts = addresses(self.views)
 
     @property
     def nbytes(self) -> int:
@@ -279,6 +286,8 @@ class Bucket:
         without_copy : bool
             Whether gradients may be reduced from where they lie; those of several cannot.
         """
+        if self.as_view and addresses(self.views) != self._starts:
+            self._cut_anew()
         targets, sources = [], []
         for parameter, view in zip(self.parameters, self.views, strict=True):
             grad = parameter.grad
@@ -305,6 +314,15 @@ class Bucket:
                 if parameter.grad is not view:
                     parameter.grad = view
 
+    def _cut_anew(self) -> None:
+        """Replace the views to which the program has given other memory: ``grad.data = other``.
+
+        They are gradients, and no part of the buffer any more.
+        """
+        for place, view in enumerate(self.cut(self.buffer)):
+            if self.views[place].data_ptr() != self._starts[place]:
+                self.views[place] = view
+
     def leave_out(self) -> None:
         """Contribute zeros, if this rank has used none of the parameters."""
         self.unused = list(range(len(self.members)))
@@ -315,6 +333,8 @@ class Bucket:
 
     def pack_one(self, place: int) -> None:
         """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
+        if self.views[place].data_ptr() != self._starts[place]:
+            self._cut_anew()
         parameter, view = self.parameters[place], self.views[place]
         if parameter.grad is not None and parameter.grad is not view:
             copy_each([view], [parameter.grad])

@@ -1,0 +1,63 @@
+"""Gradients that are views of buckets, to which the program has given other memory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from ddp_cases import DDP
+from torch import nn
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert
+
+pytestmark = pytest.mark.ranks
+
+
+def assign(gradient: torch.Tensor) -> None:
+    gradient.data = torch.zeros_like(gradient)
+
+
+def place(gradient: torch.Tensor) -> None:
+    with torch.no_grad():
+        gradient.set_(torch.zeros_like(gradient))
+
+
+def network(width: int) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3)).double()
+
+
+def batch(rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(5, 4, dtype=torch.float64, generator=generator)
+
+
+def averages(model: nn.Module) -> list[torch.Tensor]:
+    """Compute here what the ranks compute together."""
+    alone, size = copy.deepcopy(model), dist.get_world_size()
+    alone.zero_grad()
+    for rank in range(size):
+        (alone(batch(rank)).pow(2).sum() / size).backward()
+    return [p.grad for p in alone.parameters()]
+
+
+@pytest.mark.parametrize("cap", [None, 0.0001], ids=["one bucket", "a bucket each"])
+@pytest.mark.parametrize("width", [8, 40_000], ids=["short", "long"])
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("move", [assign, place])
+def test_gradients_with_other_memory(move, as_view, width, cap):
+    model = network(width)
+    ddp = DDP(model, gradient_as_bucket_view=as_view, bucket_cap_mb=cap)
+    me = dist.get_rank()
+    for step in range(6):
+        if step in (2, 3):  # after the buckets have been rebuilt, and twice in turn
+            for parameter in list(model.parameters())[:: step - 1]:
+                move(parameter.grad)
+        if step != 2:
+            ddp.zero_grad(set_to_none=step == 4)
+        ddp(batch(me)).pow(2).sum().backward()
+        got = [p.grad for p in model.parameters()]
+        close = [torch.allclose(g, w) for g, w in zip(got, averages(model), strict=True)]
+        parallel_assert(all(close), f"step {step}: {close}")
