@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return 0
     if isinstance(starter, commands.OpenMpi):
-        env = {**commands.files_apart(os.getpid()), **env}
+        env.update(commands.files_apart(os.getpid(), env))
     # Not a child: signals, Ctrl-C among them, and the exit status are the launcher's own.
     os.execve(command[0], command, env)
 

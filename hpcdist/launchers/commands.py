@@ -5,10 +5,12 @@ Importing this module needs neither torch nor MPI, and starts nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -157,11 +159,17 @@ def files_in(folder: Path) -> dict[str, str]:
     return {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}
 
 
-def files_apart(pid: int) -> dict[str, str]:
+def files_apart(pid: int, environ: Mapping[str, str]) -> dict[str, str]:
     """The same for an mpirun with this pid, if the files of an earlier one are in its way."""
-    if not Path(tempfile.gettempdir(), f"ompi.{pid}").exists():
+    base = Path(tempfile.gettempdir())
+    if not (base / f"ompi.{pid}").exists() or any("_tmpdir_base" in name for name in environ):
         return {}
-    return files_in(Path(tempfile.mkdtemp(prefix="hpcdist-ompi-")))
+    folder = base / f"hpcdist-ompi-{os.getuid()}"  # stays: nobody is left to remove it
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    seen = folder.lstat()
+    safe = stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid()
+    return files_in(folder) if safe else {}
 
 
 class Hydra(Starter):

@@ -19,7 +19,7 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.sync import packed, send
-from hpcdist.parallel.zero_arguments import API, check_class, check_dense, checked, compare
+from hpcdist.parallel.zero_arguments import API, check_dense, check_divisible, checked, compare
 from hpcdist.parallel.zero_memory import Flats
 
 _STALE = (
@@ -107,7 +107,6 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._all_states: list[dict[int, Any]] | None = None
         self.optim: Any = None
         with refusing(agreeing(self.process_group.carrier), API):
-            check_class(optimizer_class)
             self.parameters_as_bucket_view = yes_or_no(
                 parameters_as_bucket_view, "parameters_as_bucket_view"
             )
@@ -115,6 +114,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             torch.optim.Optimizer.__init__(self, checked(params), defaults)
             Joinable.__init__(self)
             self.optim = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
+            check_divisible(self.optim)
             # Show the class's defaults, as any optimizer does; schedulers look for them.
             self._given = defaults
             self.defaults = {**defaults, **getattr(self.optim, "defaults", {})}

@@ -39,12 +39,11 @@ def _is_named(item: Any) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor)
 
 
-def check_class(stepper: Any) -> None:
-    """Raise if a class's step of each share is not the step of the whole."""
-    if isinstance(stepper, type) and issubclass(stepper, torch.optim.LBFGS):
-        raise ValueError(
-            f"{API} cannot divide {stepper.__name__}: its step depends on all parameters together"
-        )
+def check_divisible(optimizer: Any) -> None:
+    """Raise if an optimizer's step of each share is not the step of the whole."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        name = type(optimizer).__name__
+        raise ValueError(f"{API} cannot divide {name}: its step depends on all parameters together")
 
 
 def check_dense(params: Iterable[torch.Tensor]) -> None:

@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from hpcdist import _engine, _environment, launchers, log
 from hpcdist.errors import DistBackendError, DistTimeoutError
@@ -46,6 +47,13 @@ _GRACE = 0.5
 _claim: int | None = None
 _asked = ""  # what hydra has answered
 _shown: int | None = None  # kept after a failed start: the others check it
+
+
+class Arrived(NamedTuple):
+    """A rank that has arrived: its place among those of its node, and the namespaces it is in."""
+
+    local_rank: str
+    space: apart.Space
 
 
 class Watch:
@@ -84,7 +92,8 @@ class Watch:
             if _engine.mpi_state() == "none":
                 _claim_rank(self._job, self._launch.rank)
             space = "/".join(apart.own_space())
-            _shown = _bind(self._name(f"{self._launch.rank}/start/{space}"))
+            place = f"{self._launch.rank}/start/{self._launch.local_rank}"
+            _shown = _bind(self._name(f"{place}/{space}"))
         thread = threading.Thread(target=self._run, name="hpcdist-attendance", daemon=True)
         thread.calls_no_operation = True  # type: ignore[attr-defined]  # for the engine
         thread.start()
@@ -101,7 +110,10 @@ class Watch:
             return
         family = launchers.mpi_family(_engine.library_version())
         changed = apart.settings(
-            family, launch.local_size, lambda: self._here().values(), self._end
+            family,
+            launch.local_size,
+            lambda: [each.space for each in self._here().values()],
+            self._end,
         )
         self._variables.enter_context(_environment.variables(changed))
         if changed and launch.rank == 0:
@@ -169,9 +181,12 @@ class Watch:
         if "MPICH" not in launchers.mpi_family(_engine.library_version()):
             return False  # before the look at all sockets, which is made at each tick
         here = self._here()
-        if not 1 < launch.local_size == len(here):  # more: nodes that share a network namespace
+        # not those of several nodes that share a network namespace: hydra fills one after the other
+        first = min(here, default=0)
+        block = {rank: str(rank - first) for rank in range(first, first + launch.local_size)}
+        if {rank: each.local_rank for rank, each in here.items()} != block:
             return False
-        return len({shm for _, shm in here.values()}) > 1
+        return len({each.space[1] for each in here.values()}) > 1
 
     def _end_job(self, why: str) -> None:
         launch = self._launch
@@ -203,16 +218,16 @@ class Watch:
         plural = "ranks {} have" if len(absent) > 1 else "rank {} has"
         return f"On this node, {plural.format(', '.join(map(str, absent)))} not called it."
 
-    def _here(self) -> dict[int, apart.Space]:
-        """Return the ranks that have arrived on this node, and where each lies."""
+    def _here(self) -> dict[int, Arrived]:
+        """Return the ranks that have arrived on this node."""
         begin = f"@{self._name('')}"
-        found: dict[int, apart.Space] = {}
+        found: dict[int, Arrived] = {}
         with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
             for line in lines:
                 name = line.rpartition(" ")[2].strip()
                 if name.startswith(begin) and "/start/" in name:
-                    rank, _, pids, shm = name[len(begin) :].split("/")
-                    found[int(rank)] = (pids, shm)
+                    rank, _, local_rank, pids, shm = name[len(begin) :].split("/")
+                    found[int(rank)] = Arrived(local_rank, (pids, shm))
         return found
 
     def _ended(self) -> list[int] | None:

@@ -17,7 +17,7 @@ from patience import patience
 
 from hpcdist import _engine, launchers
 from hpcdist.launchers import mpi_family
-from hpcdist.startup.attendance import Watch
+from hpcdist.startup.attendance import Arrived, Watch
 
 pytestmark = pytest.mark.jobs
 
@@ -137,14 +137,25 @@ def test_python_finds_no_socket_left_open():
 
 @pytest.mark.parametrize(
     ("local_size", "here", "says"),
-    [(2, "one", False), (2, "two", True), (2, "many", False), (1, "two", False)],
+    [
+        (2, "one", False),
+        (2, "two", True),
+        (2, "many", False),
+        (2, "first of two nodes", False),
+        (1, "two", False),
+    ],
 )
 def test_ranks_with_a_dev_shm_each_are_told_if_they_are_those_of_one_node(
     monkeypatch, local_size, here, says
 ):
     """Not while some are missing, nor where more nodes show in one network namespace."""
-    ranks = {"one": {0: ("p", "a")}, "two": {0: ("p", "a"), 1: ("p", "b")}}
-    ranks["many"] = {**ranks["two"], 2: ("p", "c")}
+    first, second = Arrived("0", ("p", "a")), Arrived("1", ("p", "b"))
+    ranks = {
+        "one": {0: first},
+        "two": {2: first, 3: second},
+        "many": {0: first, 1: second, 2: Arrived("0", ("p", "c"))},
+        "first of two nodes": {0: first, 2: Arrived("0", ("p", "c"))},
+    }
     monkeypatch.delenv("MPIR_CVAR_NOLOCAL", raising=False)
     monkeypatch.setattr(launchers, "mpi_family", lambda version: "MPICH")
     watch = Watch(5)

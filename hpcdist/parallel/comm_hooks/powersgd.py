@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.parallel.comm_hooks._future import (
     Stages,
@@ -27,7 +28,7 @@ from hpcdist.parallel.comm_hooks.powersgd_feedback import Feedback, layout_of
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
-API = "powerSGD_hook"
+API = counting("powerSGD_hook", "step")
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -132,7 +133,9 @@ def _averaged(state: PowerSGDState, tensor: torch.Tensor) -> Any:
 
     AVG divides float16 before the sum, which may be infinite where the average is not.
     """
-    return group_of(state.process_group).carrier.all_reduce(tensor, ReduceOp.AVG, True, api=API)
+    comm = group_of(state.process_group).carrier
+    # a rank that has given up a pass which the others have counted forgets it alone
+    return comm.all_reduce(tensor, ReduceOp.AVG, True, api=API, extra=state.iter)
 
 
 def _memory(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,11 +138,16 @@ class PowerSGDState(Counting):
         -------
         dict
             Without the group. The tensors are those in use: save or copy them before the next step.
+            In a pass, and after one that was given up, those before it.
         """
-        self._undo()
-        kind, keys, position, has_gauss, gauss = self.rng.get_state(legacy=True)
         state = {name: getattr(self, name) for name in (*_OPTIONS, *_COUNTERS)}
         state.update({name: dict(getattr(self, name)) for name in (*_MEMORY, *_LAYOUTS)})
+        state["rng"] = copy.deepcopy(self.rng)
+        if self._before is not None:
+            shown = SimpleNamespace(**state)
+            self._before.restore(shown)
+            state = vars(shown)
+        kind, keys, position, has_gauss, gauss = state["rng"].get_state(legacy=True)
         state["rng"] = [str(kind), [int(key) for key in keys], position, has_gauss, gauss]
         return state
 

@@ -14,6 +14,9 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.parallel.reducer.copies import copy_each, deliver
 
 API = counting("DistributedDataParallel", "backward pass")
+#: The same where buckets may be left out: the number is a digest, with this bit, of what is not.
+API_SKIPS = "DistributedDataParallel with skip_all_reduce_unused_params"
+DIGEST = 1 << 32
 MIB = 1 << 20
 #: Bytes from which NumPy asks for huge pages.
 HUGE = 4 * MIB
@@ -364,7 +367,8 @@ class Bucket:
         return self._all_reduce(comm, op, not wait, extra)
 
     def _all_reduce(self, comm: Carrier, op: Any, async_op: bool, extra: int) -> Any:
-        return comm.all_reduce(self.reduced, op, async_op, api=API, extra=extra)
+        api = API_SKIPS if extra & DIGEST else API
+        return comm.all_reduce(self.reduced, op, async_op, api=api, extra=extra)
 
     def _divide(self, divisor: int | None, before: bool) -> None:
         """Divide, float16 before the sum: that may be infinite where the average is not."""

@@ -38,8 +38,6 @@ class Pipeline:
         What moves one.
     usage : Usage
         Exchanges which parameters the ranks use; with the last bucket, if `tracks`.
-    skip_unused : bool
-        Leave out buckets whose parameters are all unused; the same ones on all ranks.
     stats : Stats
         Where to record statistics.
 
@@ -51,8 +49,6 @@ class Pipeline:
         Whether it matters which parameters get gradients.
     singles : list of SingleBucket
         Those of one long gradient.
-    skips : bool
-        Whether this pass leaves out the buckets that no rank uses.
     after_last : callable or None
         Called once no more buckets will begin before the end of backward.
     """
@@ -63,14 +59,12 @@ class Pipeline:
         schedule: Schedule,
         transfer: Transfer,
         usage: Usage,
-        skip_unused: bool,
         stats: Stats,
     ) -> None:
         self._parameters = parameters
         self._schedule = schedule
         self._transfer = transfer
         self._usage = usage
-        self.skips = skip_unused
         self._stats = stats
         self._streams = streams.streams_of(parameters)
         self.tracks = False
@@ -170,7 +164,7 @@ class Pipeline:
                 self.after_last()
 
     def _start(self, bucket: Any, index: int) -> None:
-        if self.skips and len(bucket.unused) == len(bucket.members):
+        if self._transfer.skips and len(bucket.unused) == len(bucket.members):
             # one that was used under no_sync has gradients to be averaged
             if not any(map(self._usage.used, bucket.members)):
                 return

@@ -105,13 +105,13 @@ class Reducer:
         self.stats = stats or Stats()
         self.after_backward: list[Any] = []
         self.before_backward: Callable[[], None] | None = None
-        self.transfer = Transfer(group)
+        self.transfer = Transfer(group, skip_unused)
         self._usage = Usage(self._parameters, skip_unused)
         self._schedule = Schedule(
             self._parameters, caps, sparse, as_view, allocator, dtype, tail, piece
         )
         self._pipeline = Pipeline(
-            self._parameters, self._schedule, self.transfer, self._usage, skip_unused, self.stats
+            self._parameters, self._schedule, self.transfer, self._usage, self.stats
         )
         self._pipeline.tracks = find_unused
         self._ready = self._pipeline.ready
@@ -196,7 +196,7 @@ class Reducer:
     def may_skip(self, allowed: bool) -> None:
         """Let buckets that no rank uses be left out, if `skip_unused` is set, or not."""
         skips = self._skips and allowed
-        self._pipeline.skips, self._usage.shared = skips, not skips
+        self.transfer.skips, self._usage.shared = skips, not skips
 
     def set_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Let a user's hook communicate the buckets, which are then not divided into pieces."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from hpcdist.backends.dispatch import serving
 from hpcdist.backends.hooked import Hooked
 from hpcdist.errors import DistError, DistMismatchError
 from hpcdist.groups.process_group import ProcessGroup
+from hpcdist.parallel.reducer.bucket import DIGEST
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import gradients_in
 
@@ -29,9 +31,14 @@ class Transfer:
     ----------
     group : ProcessGroup
         Between whose ranks.
+    skips : bool
+        See the attribute.
 
     Attributes
     ----------
+    skips : bool
+        Whether this pass leaves out buckets whose parameters are all unused; the same ones on all
+        ranks, as the entry check makes sure of.
     passes : int
         Backward passes so far; part of the entry check, so that a rank that had no gradients at all
         in one of them cannot pair its next one's buckets with its peers' last.
@@ -49,8 +56,8 @@ class Transfer:
         Returns the places in a bucket of parameters that no rank uses, for hooks.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: ProcessGroup, skips: bool = False) -> None:
+        self.group, self.skips = group, skips
         self.passes = 0
         self.divisor: int | None = None
         self.after_pass: list[Callable[[], None]] = []
@@ -204,7 +211,7 @@ class Transfer:
             For :meth:`finish`.
         """
         if self._hook is None:
-            return bucket.reduce(self.comm, self.divisor, self.passes)
+            return bucket.reduce(self.comm, self.divisor, self._extra(bucket))
         state, hook = self._hook
         given = GradBucket(
             bucket,
@@ -232,7 +239,15 @@ class Transfer:
 
     def run(self, bucket: Any) -> None:
         """Reduce a packed bucket in this thread, and wait."""
-        bucket.reduce(self.comm, self.divisor, self.passes, wait=True)
+        bucket.reduce(self.comm, self.divisor, self._extra(bucket), wait=True)
+
+    def _extra(self, bucket: Any) -> int:
+        """What the entry check compares beside the call."""
+        if not self.skips:
+            return self.passes
+        # else ranks that leave out other parameters would add up different ones
+        said = f"{self.passes} {bucket.members} {sorted(bucket.unused)}"
+        return DIGEST | zlib.crc32(said.encode())
 
     def finish(self, bucket: Any, result: Any, keep: Sequence[int]) -> None:
         """Distribute the gradients of a reduced bucket.

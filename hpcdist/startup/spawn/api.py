@@ -146,7 +146,7 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
         if isinstance(starter, commands.Hydra):
             lines.ask_for(env)
         if isinstance(starter, commands.OpenMpi):
-            env = {**commands.files_in(folder), **env}
+            env.update(commands.files_in(folder))  # spawn's own, also in a rank of another one
         command = starter.command(nprocs, program, environ=_one_node(env))
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
         blind = isinstance(starter, commands.OpenMpi) and bool(config.get("ft", env))

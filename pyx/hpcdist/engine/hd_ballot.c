@@ -14,8 +14,8 @@ static void combine_votes(const uint64_t *in, uint64_t *inout)
             inout[i] = in[i];
 }
 
-/* Puts together what two ranks bring. Between their parts may be those of other ranks, and a word
- * may have something of both. */
+/* Puts together what two ranks bring. Between their parts may be those of other ranks, and two
+ * ranks' parts may share a word. */
 static void join(const hd_letter *in, hd_letter *inout)
 {
     const size_t had = inout->till - inout->from, more = in->till - in->from;
@@ -74,6 +74,12 @@ size_t hd_ballot_bytes(const hd_first *f)
 void hd_ballot_copy(hd_first *to, const hd_first *from) { memcpy(to, from, hd_ballot_bytes(from)); }
 
 void hd_ballot_no_letter(hd_first *f) { memset(&f->letter, 0, offsetof(hd_letter, data)); }
+
+int hd_ballot_has_letter(const hd_first *f)
+{
+    const hd_letter *l = &f->letter;
+    return l->kind != HD_NO_LETTER && l->from == 0 && l->till == HD_LETTER_WORDS(l->bytes);
+}
 
 void hd_ballot_combine(const hd_first *in, hd_first *inout)
 {

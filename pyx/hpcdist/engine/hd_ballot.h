@@ -42,6 +42,8 @@ typedef struct hd_first {
 size_t hd_ballot_bytes(const hd_first *f);
 void hd_ballot_copy(hd_first *to, const hd_first *from);
 void hd_ballot_no_letter(hd_first *f);
+/* Whether it has one, from its beginning to its end. */
+int hd_ballot_has_letter(const hd_first *f);
 /* Letters of different calls become none. */
 void hd_ballot_combine(const hd_first *in, hd_first *inout);
 

@@ -1,7 +1,7 @@
 /* Collectives of a few bytes per rank. On a node each rank puts its contribution, in order of
  * destination, beside its fingerprint; when all ranks have joined the check, each takes what is for
  * it, and combines in the order of the ranks where it reduces, so that all get the same bits.
- * Between nodes the contributions lie in a letter, which MPI combines with the kernels
+ * Between nodes the contributions lie in a letter, which the rounds of the check combine
  * (hd_ballot.c).
  *
  * A contribution is complete before the first output is written, so an input may lie in any
@@ -50,13 +50,8 @@ static void give_to_sum(const hd_comm *c, const hd_job *j, char *to)
 {
     const int inputs = j->kind != HD_ALL_REDUCE || j->nin, n = inputs ? j->nin : j->nout;
     const hd_seg *list = inputs ? j->in : j->out;
-    double factor = 1;
-    const int first = hd_scales_first(c, j, &factor);
     for (int i = 0; i < n; i++) {
-        if (first)
-            hd_scale_mul(to, list[i].ptr, list[i].n, j->dtype, factor);
-        else
-            put(j, to, list[i]);
+        hd_scale_before(c, j, to, list[i].ptr, list[i].n);
         to += bytes_of(j, list[i]);
     }
 }
@@ -242,8 +237,8 @@ static int64_t needs(const hd_comm *c, const hd_job *j)
     return contribution(c, j);
 }
 
-/* Bytes of this call's letter, at most; the same on all ranks. Each node may write to all others,
- * so among more nodes letters are shorter. */
+/* Bytes of this call's letter, at most; the same on all ranks. Each node writes to all others, so
+ * among more nodes letters are shorter; where it writes to some, in steps, they are short. */
 static size_t most(const hd_comm *c, const hd_job *j)
 {
     const hd_caucus *k = c->post->caucus;
@@ -251,7 +246,7 @@ static size_t most(const hd_comm *c, const hd_job *j)
     const size_t kib = (size_t)(k ? f->shared_kib : f->kib);
     const int others = (k ? k->nodes : c->size) - 1;
     size_t bytes = (kib << 10) / (size_t)(others > 1 ? others : 1);
-    if (bytes < HD_SHORT_LETTER)
+    if (bytes < HD_SHORT_LETTER || others >= HD_ROUNDS_DIRECT)
         bytes = HD_SHORT_LETTER;
     return k && k->room < bytes ? k->room : bytes;
 }

@@ -303,7 +303,7 @@ static int conclude(hd_comm *c, hd_job *j)
     if (v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT])) {
         j->uneven = j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
         j->polls = v[POLLS] != 0;
-        if (r->first.letter.kind && !j->uneven) {
+        if (hd_ballot_has_letter(&r->first) && !j->uneven) {
             hd_letter_read(c, j, &r->first.letter);
             j->checked.carried = 1;
         }

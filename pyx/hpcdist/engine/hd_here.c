@@ -62,8 +62,8 @@ int hd_here_tell(hd_here *h, uint64_t now)
     if (!h->announced || h->known->check != now)
         return 0;
     for (int i = 0; h->told < h->until && (i < AT_ONCE || !h->in_turn); i++, h->told++)
-        begun += hd_outbox_send(&h->sent, h->mpi, h->known, bytes_of(h), &h->to[h->told % h->n_to],
-                                1, TAG_HERE, &rc);
+        begun += hd_outbox_send(&h->sent, h->mpi, h->known, bytes_of(h), HD_OUTBOX_WHOLE,
+                                &h->to[h->told % h->n_to], 1, TAG_HERE, &rc);
     return begun;
 }
 

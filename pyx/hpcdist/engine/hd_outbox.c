@@ -11,11 +11,12 @@ struct hd_parcel {
     MPI_Request req[];
 };
 
-int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, const int *to,
-                   int n, int tag, int *rc)
+int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, size_t most,
+                   const int *to, int n, int tag, int *rc)
 {
-    struct hd_parcel *p = malloc(sizeof *p + (size_t)n * sizeof(MPI_Request));
-    void *copy = malloc(bytes);
+    const size_t parts = (bytes + most - 1) / most;
+    struct hd_parcel *p = malloc(sizeof *p + (size_t)n * parts * sizeof(MPI_Request));
+    char *copy = malloc(bytes);
 
     *rc = MPI_ERR_NO_MEM;
     if (!p || !copy) {
@@ -26,9 +27,13 @@ int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes
     memcpy(copy, text, bytes);
     *rc = MPI_SUCCESS;
     p->text = copy;
-    for (p->n = 0; p->n < n; p->n++)
-        if ((*rc = MPI_Isend(copy, (int)bytes, MPI_BYTE, to[p->n], tag, comm, &p->req[p->n])))
-            break;
+    p->n = 0;
+    for (int i = 0; i < n && !*rc; i++)
+        for (size_t at = 0; at < bytes && !*rc; at += most) {
+            const size_t part = bytes - at < most ? bytes - at : most;
+            *rc = MPI_Isend(copy + at, (int)part, MPI_BYTE, to[i], tag, comm, &p->req[p->n]);
+            p->n += !*rc;
+        }
     n = p->n;
     p->next = box->first;
     box->first = p;

@@ -3,18 +3,21 @@
 #ifndef HD_OUTBOX_H
 #define HD_OUTBOX_H
 
+#include <limits.h>
 #include <mpi.h>
 #include <stddef.h>
+
+#define HD_OUTBOX_WHOLE INT_MAX /* bytes: one message */
 
 typedef struct hd_outbox {
     struct hd_parcel *first;
 } hd_outbox;
 
 /* Both are called where MPI may be: under hd_mpi_lock.
- * Sends to n ranks. Returns the number of sends begun. *rc: MPI_SUCCESS, or the error of the send
- * that failed, after which no more are begun. */
-int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, const int *to,
-                   int n, int tag, int *rc);
+ * Sends to n ranks, in messages of at most so many bytes. Returns the number of sends begun. *rc:
+ * MPI_SUCCESS, or the error of the send that failed, after which no more are begun. */
+int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes, size_t most,
+                   const int *to, int n, int tag, int *rc);
 /* Frees the messages that have gone. 1: all have. */
 int hd_outbox_tidy(hd_outbox *box);
 

@@ -60,7 +60,7 @@ static void send_note(hd_comm *c, const hd_post_note *n)
     hd_mpi_lock(c->session);
     p->unread +=
         hd_outbox_send(&p->sent, p->mpi, n, offsetof(hd_post_note, text) + strlen(n->text) + 1,
-                       p->to, p->n_to, TAG_NOTE, &rc);
+                       HD_OUTBOX_WHOLE, p->to, p->n_to, TAG_NOTE, &rc);
     hd_mpi_unlock(c->session);
 }
 

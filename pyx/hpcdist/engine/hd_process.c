@@ -36,6 +36,12 @@ char hd_process_state(pid_t pid)
     return (char)(look(pid, &it) ? it.state : 0);
 }
 
+int hd_process_ended(pid_t pid)
+{
+    const char state = hd_process_state(pid);
+    return !state || state == 'Z' || state == 'X';
+}
+
 pid_t hd_process_parent(pid_t pid, char *name, size_t room)
 {
     seen it = {"", 0, 0};

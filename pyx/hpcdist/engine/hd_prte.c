@@ -20,6 +20,7 @@
 #define GENERATIONS 16 /* between a rank and the launcher there may be shells and wrappers */
 
 static int launcher; /* a pidfd; 0: none was looked for, or it was not found */
+static pid_t launcher_pid;
 static int leaves;
 
 void hd_prte_find(void)
@@ -32,7 +33,8 @@ void hd_prte_find(void)
         const pid_t parent = hd_process_parent(pid, name, sizeof name);
         if (strncmp(name, "prte", 4) == 0) { /* prterun, which mpirun becomes, or a node's prted */
             const int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-            launcher = fd > 0 ? fd : 0;
+            launcher_pid = pid;
+            __atomic_store_n(&launcher, fd > 0 ? fd : 0, __ATOMIC_RELEASE);
             return;
         }
         pid = parent;
@@ -41,9 +43,9 @@ void hd_prte_find(void)
 
 int hd_prte_gone(void)
 {
-    struct pollfd end = {launcher, POLLIN, 0};
-    if (!launcher || __atomic_load_n(&leaves, __ATOMIC_ACQUIRE) || poll(&end, 1, 0) <= 0 ||
-        !(end.revents & POLLIN))
+    struct pollfd end = {__atomic_load_n(&launcher, __ATOMIC_ACQUIRE), POLLIN, 0};
+    if (!end.fd || __atomic_load_n(&leaves, __ATOMIC_ACQUIRE) || poll(&end, 1, 0) <= 0 ||
+        !(end.revents & POLLIN) || !hd_process_ended(launcher_pid)) /* fd may be another file's */
         return 0;
     return !__atomic_load_n(&leaves, __ATOMIC_ACQUIRE); /* it may have begun to meanwhile */
 }

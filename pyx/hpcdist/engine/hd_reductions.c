@@ -124,7 +124,7 @@ static int reduce_block(hd_comm *c, hd_job *j, int root, char *in, char *out, in
 int hd_reduce(hd_comm *c, hd_job *j)
 {
     char *to = c->rank == j->root ? j->out[0].ptr : NULL;
-    const int by_node = hd_node_takes(c, j);
+    const int by_node = c->size > 2 ? hd_node_takes(c, j) : 0; /* of two: see hd_slots.c */
     const int takes = by_node ? by_node : hd_levels_takes(c, j, j->in[0].n, 0);
     if (takes < 0)
         return j->code;

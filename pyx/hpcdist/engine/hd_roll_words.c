@@ -45,7 +45,7 @@ int hd_roll_say(hd_roll *r, int to, int tag, const hd_word *w)
     int rc;
     pthread_mutex_lock(&left_mu);
     lock(r);
-    count(r, hd_outbox_send(&left, r->mpi, w, sizeof *w, &to, 1, tag, &rc));
+    count(r, hd_outbox_send(&left, r->mpi, w, sizeof *w, HD_OUTBOX_WHOLE, &to, 1, tag, &rc));
     unlock(r);
     pthread_mutex_unlock(&left_mu);
     return rc ? fail_mpi(r, rc, "MPI_Isend") : HD_OK;

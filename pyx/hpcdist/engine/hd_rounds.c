@@ -27,6 +27,7 @@ typedef struct ballot {
 #define PARTS ((sizeof(ballot) + PART - 1) / PART)
 _Static_assert(offsetof(ballot, first.letter.data) + HD_SHORT_LETTER <= PART,
                "a short letter is no single message");
+_Static_assert(PART + 64 <= 4096, "with what MPI puts before it a message is not sent at once");
 
 typedef struct hd_partner {
     int rank;
@@ -105,23 +106,33 @@ static size_t bytes_of(const ballot *b)
 
 static size_t part_of(size_t bytes, size_t at) { return bytes - at < PART ? bytes - at : PART; }
 
-/* Without waiting for what this rank has written to the partner before, which is stopped. */
+/* The partner is stopped, and what this rank has sent to it before is still open: this ballot goes
+ * into the outbox. */
 static int say_late(hd_rounds *r, const partner *p)
 {
     const head now = {number_of(r), r->seen};
     const int first = r->round == HD_FIRST_ROUND;
     const size_t bytes = sizeof now + (first ? hd_ballot_bytes(&r->first) : 0);
     char *text = malloc(bytes);
-    int rc = text ? MPI_SUCCESS : MPI_ERR_NO_MEM;
+    int rc = MPI_ERR_NO_MEM;
 
     if (!text)
         return rc;
     memcpy(text, &now, sizeof now);
     memcpy(text + sizeof now, &r->first, bytes - sizeof now);
-    for (size_t at = 0; at < bytes && !rc; at += PART)
-        r->unread += hd_outbox_send(&r->late, r->mpi, text + at, part_of(bytes, at), &p->rank, 1,
-                                    TAG_BALLOT, &rc);
+    r->unread += hd_outbox_send(&r->late, r->mpi, text, bytes, PART, &p->rank, 1, TAG_BALLOT, &rc);
     free(text);
+    return rc;
+}
+
+/* Not MPI_Testall, which does not say of an error that the partner has died. */
+static int have_gone(MPI_Request *parts, int *gone)
+{
+    int rc = MPI_SUCCESS;
+    *gone = 1;
+    for (size_t i = 0; i < PARTS && *gone && !rc; i++)
+        if (parts[i] != MPI_REQUEST_NULL)
+            rc = MPI_Test(&parts[i], gone, MPI_STATUS_IGNORE);
     return rc;
 }
 
@@ -132,7 +143,7 @@ static int say(hd_rounds *r, partner *p)
     const head now = {number_of(r), r->seen};
     const char *text = first ? (const char *)p->out : (const char *)&p->vote;
     MPI_Request *req = p->send[r->round];
-    int gone = 0, rc = MPI_Testall((int)PARTS, req, &gone, MPI_STATUSES_IGNORE);
+    int gone, rc = have_gone(req, &gone);
     size_t bytes = sizeof now;
 
     if (rc || !gone)
@@ -185,14 +196,17 @@ static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
     int rc;
     *there = 0;
     while (p->taken < number) {
-        int done = 0;
+        MPI_Status status;
+        int done = 0, bytes = 0;
         if ((rc = listen(r, p)))
             return rc;
-        if ((rc = MPI_Test(&p->receive, &done, MPI_STATUS_IGNORE)) || !done)
+        if ((rc = MPI_Test(&p->receive, &done, &status)) || !done)
             return rc;
         r->unread--;
-        if (p->in->head.number != p->taken + 1)
-            return MPI_ERR_OTHER; /* MPI has lost one */
+        MPI_Get_count(&status, MPI_BYTE, &bytes);
+        if (p->in->head.number != p->taken + 1 ||
+            (size_t)bytes != part_of(bytes_of(p->in), p->have))
+            return MPI_ERR_OTHER; /* MPI has lost one, or its sender could not send all of it */
         if ((p->have += PART) < bytes_of(p->in))
             continue;
         p->have = 0;
@@ -329,8 +343,8 @@ int hd_rounds_tidy(hd_rounds *r)
     for (partner *p = r->partners; p && p < r->partners + r->n; p++) {
         int there = 0, gone = 0;
         clean &= !hear(r, p, last, &there) && (there || r->over);
-        clean &=
-            !MPI_Testall(HD_ROUNDS * (int)PARTS, p->send[0], &gone, MPI_STATUSES_IGNORE) && gone;
+        for (int round = 0; round < HD_ROUNDS; round++)
+            clean &= !have_gone(p->send[round], &gone) && gone;
     }
     return clean;
 }

@@ -12,7 +12,7 @@ from torch import nn
 
 import hpcdist as dist
 from hpcdist.parallel import comm_hooks as hooks
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -89,3 +89,32 @@ def test_the_state_between_such_a_pass_and_the_next(hook: Any):
         same = {i: torch.equal(found[name][i], each) for i, each in wanted[name].items()}
         parallel_assert(len(found[name]) == len(same) and all(same.values()), f"{name}: {same}")
     parallel_assert(found["rng"] == wanted["rng"])
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_state_that_one_rank_looks_at_in_a_pass_goes_on_as_on_the_others(hook: Any):
+    model, state = trained(hook, warm_start=False)
+    other, _ = trained(hook, warm_start=False)
+    seen = []
+
+    def look(_gradient: torch.Tensor) -> None:
+        if dist.get_rank() == 0:
+            seen.append(state.state_dict())
+
+    model.module[0].weight.register_hook(look)
+    for number in range(6):
+        x = torch.randn(12, 12, generator=torch.Generator().manual_seed(number))
+        got, want = step(model, x), step(other, x)
+        parallel_assert(all(map(torch.equal, got, want)), f"step {number}")
+    parallel_assert(len(seen) == 6 * (dist.get_rank() == 0))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_ranks_that_have_counted_different_passes_are_told(hook: Any):
+    model, state = trained(hook)
+    for number in range(3):
+        step(model, torch.randn(12, 12, generator=torch.Generator().manual_seed(number)))
+    state.iter += dist.get_rank() == 0
+    with parallel_raises(dist.DistError, match="step"):
+        step(model, torch.ones(12, 12))
