@@ -191,7 +191,6 @@ static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
     hd_job j;
     int rc;
     hd_job_init(&j, c, HD_ALL_REDUCE, "a call");
-    j.dtype = HD_INT64;
     j.timeout = patience;
     prepare(&x, &j, (int64_t)op);
     j.inline_ = 1;
@@ -221,7 +220,7 @@ static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
         fprintf(stderr, "rank %d: the data of check %llu is wrong\n", me, (unsigned long long)op);
         __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
     }
-    if ((rc == RESULT && j.out1.n * 8 <= longest()) || (rc == CARRIED && j.out1.n * 8 > longest())) {
+    if (fits(&x, &j) ? rc == RESULT : rc == CARRIED) {
         fprintf(stderr, "rank %d: check %llu has %s\n", me, (unsigned long long)op, rc == RESULT ? "no letter" : "one");
         __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
     }

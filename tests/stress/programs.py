@@ -272,6 +272,8 @@ PROGRAMS = (
             ),
             # a rank that has left says yes
             ("yes", "rounds", "    r->seen = 0;\n    rc", "    r->seen = 1;\n    rc"),
+            # of a word that two ranks' parts share one remains
+            ("shared", "ballot", "        word |= other;\n", "        word = other;\n"),
         )
     ),
     Program(
