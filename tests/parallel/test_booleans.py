@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -50,19 +52,43 @@ def test_what_is_no_boolean(what, name, wrong):
         MAKE[what](**{name: wrong})
 
 
+#: What keeps a value where it can be looked at; the others are seen by what they do.
+KEPT = [pair for pair in ALL if pair[1] not in ("init_sync", "check_reduction")]
+
+
+def kept(made, what, name):
+    if what in ("ddp", "zero"):
+        return getattr(made, name)
+    (model,) = made._joinables
+    return {
+        "enable": made._enable,
+        "throw_on_early_termination": made._throw,
+        "divide_by_initial_world_size": model._divide_by_initial_world_size,
+    }[name]
+
+
 @pytest.mark.parametrize("given", [0, np.bool_(False), np.int64(0)], ids=repr)
-@pytest.mark.parametrize("what, name", ALL)
+@pytest.mark.parametrize("what, name", KEPT)
 def test_other_forms_of_false(what, name, given):
-    made = MAKE[what](**{name: given})
-    parallel_assert(getattr(made, name, False) is False)
+    parallel_assert(kept(MAKE[what](**{name: given}), what, name) is False)
 
 
-@pytest.mark.filterwarnings("ignore:check_reduction has no effect")
 @pytest.mark.parametrize("given", [1, np.bool_(True)], ids=repr)
-@pytest.mark.parametrize("what, name", ALL)
+@pytest.mark.parametrize("what, name", KEPT)
 def test_other_forms_of_true(what, name, given):
-    made = MAKE[what](**{name: given})
-    parallel_assert(getattr(made, name, True) is True)
+    parallel_assert(kept(MAKE[what](**{name: given}), what, name) is True)
+
+
+@pytest.mark.parametrize("given", [0, 1, np.bool_(False), np.bool_(True)], ids=repr)
+def test_what_init_sync_and_check_reduction_do(given):
+    rank, module = dist.get_rank(), torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(module.weight, rank)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        dist.DistributedDataParallel(module, init_sync=given, check_reduction=given)
+    parallel_assert(bool((module.weight == (0 if given else rank)).all()), str(module.weight))
+    texts = [str(each.message) for each in said]
+    parallel_assert(("check_reduction has no effect" in texts) == bool(given), str(texts))
 
 
 def test_settings_of_a_module():
