@@ -202,7 +202,7 @@ def check_survivors(job: Job, victim: int, out: Outcome) -> None:
     (job.folder / "stop").touch()
     if not until(lambda: job.mpirun.poll() is not None, 60):
         out.problems.append("does not end")
-    ends = [r for r in living if job.lines(r)[-1][1] == "ends"]
+    ends = [r for r in living if any(word == "ends" for _, word, _ in job.lines(r)[-1:])]
     if job.errors() or ends != living:
         out.problems.append(f"errors {job.errors()}; ranks {ends} of {living} end")
 

@@ -79,8 +79,8 @@ def test_named_parameters(rng):
     parallel_assert(options(zero) == options(undivided))
     parallel_assert(equal(model, whole))
     zero.consolidate_state_dict()
-    if dist.get_rank() == 0:
-        assert zero.state_dict()["param_groups"] == undivided.state_dict()["param_groups"]
+    consolidated = zero.state_dict() if dist.get_rank() == 0 else undivided.state_dict()
+    parallel_assert(consolidated["param_groups"] == undivided.state_dict()["param_groups"])
 
 
 def test_a_scheduler_that_looks_for_the_defaults_of_the_class(rng):

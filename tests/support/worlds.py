@@ -73,8 +73,10 @@ def group_for(nodes: bool, seconds: float) -> Iterator[dist.ProcessGroup]:
     """A group of all ranks with a timeout: on this node, or as if each were on its own."""
     timeout = timedelta(seconds=seconds)
     made = between_nodes(timeout) if nodes else dist.new_group(timeout=timeout)
-    yield made
-    dist.destroy_process_group(made)
+    try:
+        yield made
+    finally:
+        dist.destroy_process_group(made)
 
 
 #: Blocks; ranks in turn; a long node and one of a single rank; 0, 1, 1, 0, so that the nodes'
