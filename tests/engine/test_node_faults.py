@@ -28,7 +28,7 @@ SHORT = [
     Case("cut", "small", 2, "catch"),
     Case("cut", "start", 1, "catch"),
     Case("cut_1s", "large"),
-    Case("ft_ranks", "large", 2),
+    Case("ft_ranks", "small", 2),
     Case("ft_daemon", "small", 2),
 ]
 #: Seconds on top of each limit in the short form, which may share its cores with anything.
