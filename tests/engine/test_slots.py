@@ -16,6 +16,7 @@ from block_calls import (
     OPERATIONS,
     all_gather,
     all_gather_into_tensor,
+    all_to_all,
     broadcast,
     gather,
     gather_uneven,
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.ranks
 
 #: Bytes from which a group takes the memory; the same where ranks take turns; bytes of a piece.
 LEAST, TURNS, PIECE = 4 << 10, 16 << 10, 128 << 10
+STREAM = 8 << 20  # bytes from which results are written past the caches
 LONG = 100_003  # elements
 
 
@@ -65,6 +67,16 @@ def test_around_the_least_size_and_whole_pieces(rng, group, call, dtype):
         call(check, rng, group, dtype, n, async_op, name=name)
     if one_node():  # between nodes what goes over two levels has memory
         check.that(shared(group) == (size > 1), f"memory of {group.carrier.node_memory} bytes")
+    check.done()
+
+
+def test_results_past_the_caches(rng, group):
+    """Also such as begin and end anywhere."""
+    check, (_, size) = Check(), here()
+    for call in (broadcast, all_gather, all_gather_into_tensor, all_to_all, reduce_scatter_tensor):
+        n = STREAM // (1 if call is broadcast else size)
+        for k in (-1, 77):
+            call(check, rng, group, torch.uint8, n + k, k > 0, name=f"{call.__name__} {k:+}")
     check.done()
 
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.ranks
 #: Bytes: carried by the entry check, a little more, in one piece; and elements in several.
 BYTES = (8, 1032, 3_848, 5_000)
 LONG = 600_000
+STREAM = 8 << 20  # bytes from which results are written past the caches
 
 
 @pytest.fixture(params=["as they are", "between nodes", "unchecked"])
@@ -58,6 +59,15 @@ def check_one(
     intact(check, whole, label)
     if source is not None:
         check.equal(source, parts[rank], f"{label}: the source has changed")
+
+
+def test_results_past_the_caches(rng: np.random.Generator) -> None:
+    check, group = Check(), dist.group.WORLD
+    for name, dtype in (("SUM", torch.uint8), ("AVG", torch.float32), ("AVG", torch.float16)):
+        for k in (-1, 77):
+            n = STREAM // dtype.itemsize + k
+            check_one(check, rng, group, name, dtype, n, async_op=k > 0)
+    check.done()
 
 
 def test_every_dtype_and_operation(rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-/* The all_reduce through a node's memory (hd_node.c), and of tensors that lie in it (hd_direct.c), and the moves of blocks through its slots (hd_slots.c), with ranks that stop anywhere and time out.
+/* The all_reduce through a node's memory (hd_node_reduce.c), and of tensors that lie in it (hd_direct.c), and the moves of blocks through its slots (hd_slots.c), with ranks that stop anywhere and time out.
  *
  *   node SEED processes|threads RANKS OPERATIONS
  *
@@ -17,6 +17,7 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_node.h"
+#include "hd_node_reduce.h"
 #include "hd_page.h"
 #include "hd_shared.h"
 #include "hd_slots.h"
@@ -127,7 +128,7 @@ static void wrong(const char *name, int op, int64_t n)
     fprintf(stderr, "rank %d: %s %d of %lld elements is wrong\n", self, name, op, (long long)n);
 }
 
-/* A reduce of hd_node.c: only the root's numbers change. One in two multiplies them first. */
+/* A reduce of hd_node_reduce.c: only the root's numbers change. One in two multiplies them first. */
 static int reduce(hd_comm *c, int op, int64_t n, double timeout, int64_t *data)
 {
     const int root = op % w->ranks, scaled = op / w->ranks % 2;

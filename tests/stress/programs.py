@@ -80,7 +80,7 @@ POSTED = (
     "scale",
 )
 CHECKING = ("check", "page", "page_pairs", "carry", "scale")
-SHARING = ("node", "direct", "slots", "scale")
+SHARING = ("node", "node_reduce", "direct", "slots", "scale", "stream")
 NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in SHARING))
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
 WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
@@ -94,6 +94,8 @@ POST = (
     *BASE,
     *(f"pyx/hpcdist/engine/hd_{name}.c" for name in POSTED),
 )
+#: Of the tensors, which are short here, the longer ones are written past the caches.
+STREAMED = ("-DHD_STREAM_LEAST=16384",)
 #: Notes go from rank to rank already where there are few.
 FEW = ("-DHD_POST_STAR=3",)
 #: Rounds go by steps of doubling already where there are few.
@@ -152,6 +154,7 @@ PROGRAMS = (
             short=("processes", str(ranks), "20000"),
             long=("processes", str(ranks), "1000000"),
             slow=("processes", str(ranks), "2000"),
+            flags=STREAMED,
         )
         for ranks in (2, 3, 4)
     ),
@@ -162,6 +165,7 @@ PROGRAMS = (
         short=("threads", "3", "10000"),
         long=("threads", "3", "200000"),
         slow=("threads", "3", "2000"),
+        flags=STREAMED,
     ),
     *(
         Program(
@@ -173,8 +177,8 @@ PROGRAMS = (
             mutation=(f"pyx/hpcdist/engine/hd_{file}.c", old, new),
         )
         for name, file, old, new in (
-            ("halves", "node", "(int64_t)(r->node->given & 1)", "0"),
-            ("scaled", "node", "(int64_t)(~r->node->given & 1)", "(int64_t)(r->node->given & 1)"),
+            ("halves", "node", "(int64_t)(piece & 1)", "0"),
+            ("scaled", "node", "r->c->rank, r->node->given + 1", "r->c->rank, r->node->given"),
             ("blocks", "slots", "{scatter, 1,", "{scatter, 0,"),
         )
     ),

@@ -104,11 +104,11 @@ struct hd_comm {
     hd_desk *desk;        /* of the roll calls for groups of its members; NULL: none yet */
     struct hd_late *late; /* atomic: how long this rank waited for each member: see hd_late.c */
 
-    struct hd_node *node; /* memory for reductions that the ranks of a node share: see hd_node.c */
-    int node_asked;       /* the members have tried to allocate it */
-    int64_t node_limit;   /* bytes it may take */
-    int two_level;        /* an enum hd_levels_setting, the same on all members */
-    hd_split *split;      /* the members by nodes: their communicators */
+    struct hd_node *node;     /* memory that the ranks of a node share: see hd_node.c */
+    int node_asked;           /* the members have tried to allocate it */
+    int64_t node_limit;       /* bytes it may take */
+    int two_level;            /* an enum hd_levels_setting, the same on all members */
+    hd_split *split;          /* the members by nodes: their communicators */
     struct hd_levels *levels; /* their memory for that */
     int levels_asked;         /* the members have tried to allocate it */
     struct hd_block *blocks;  /* memory for tensors that the ranks of a node share: see hd_block.c;

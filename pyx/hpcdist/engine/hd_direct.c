@@ -4,8 +4,8 @@
  * The meetings are those of hd_node.c. Between `in` and `out` of one piece, which here is a whole
  * tensor, a rank
  *   - all_reduce: reduces its slices, and writes the results into all ranks' tensors. The slices,
- *     and the order in which the ranks' numbers are combined, are those of hd_node.c, so both give
- *     the same bits;
+ *     and the order in which the ranks' numbers are combined, are those of hd_node_reduce.c, so
+ *     both give the same bits;
  *   - reduce_scatter: reduces its block of the others' inputs;
  *   - all_gather: copies the others' inputs.
  * After `out` no rank reads or writes another's tensor any more.
@@ -108,7 +108,7 @@ static int all_reduce(hd_comm *c, hd_job *j, const hd_seg *out)
         for (int64_t i = a; i < b; i += CHUNK / r.item) {
             const int64_t m = b - i < CHUNK / r.item ? b - i : CHUNK / r.item;
             const int64_t at = (from + i) * r.item;
-            char *to = p.at[0] + at; /* in the order of the ranks, as in hd_node.c */
+            char *to = p.at[0] + at; /* in the order of the ranks, as in hd_node_reduce.c */
             for (int q = 1; q < size; q++)
                 r.reduce(p.at[q] + at, to, m);
             hd_scale_after(c, j, to, m);

@@ -1,15 +1,9 @@
-/* all_reduce, and reduce, through memory that the ranks of a node share, for a long tensor of a
- * group on one node.
+/* Memory that the ranks of a node share, and their meetings there, for long tensors of a group on
+ * one node: see hd_node_reduce.c, hd_slots.c and hd_direct.c.
  *
  * Each rank has a slot of two halves in a segment of the communicator. A tensor goes in pieces,
- * which use the halves in turn; a piece has a slice for each rank. For each piece a rank
- *   1. copies into its slot what the others are to reduce, and then announces `in`;
- *   2. when the others have, combines its own slice with theirs, puts the result into its slot, in
- *      the place that step 1 left out, and then announces `out`;
- *   3. when the others have, copies their slices out. In a reduce only the root does.
- * Each slice is combined by one rank, in the order of the ranks, so all ranks get the same bits,
- * and those depend on nothing else. No rank touches another's tensor, and a piece stays in the
- * caches until it is done.
+ * which use the halves in turn. For each piece a rank announces `in` when what it has for the
+ * others is in its slot, and `out` when it is done with it, as far as others must know.
  *
  * Two halves suffice: a rank that begins piece k+2 has seen `out` of piece k+1 from all ranks, and
  * a rank announces that only when it is done with all of piece k.
@@ -37,9 +31,9 @@
 #include "hd_node.h"
 #include "hd_page.h"
 #include "hd_report.h"
-#include "hd_scale.h"
 #include "hd_shared.h"
 #include "hd_status.h"
+#include "hd_stream.h"
 #include "hd_threads.h"
 #include "hd_types.h"
 
@@ -367,9 +361,24 @@ int hd_node_part(hd_node_run *r)
 
 /* ---- moving ---- */
 
-char *hd_node_slot(const hd_node_run *r, int rank)
+static char *half_of(const run *r, int rank, uint64_t piece)
 {
-    return r->node->slots + (2 * rank + (int64_t)(r->node->given & 1)) * r->node->piece;
+    return r->node->slots + (2 * rank + (int64_t)(piece & 1)) * r->node->piece;
+}
+
+char *hd_node_slot(const hd_node_run *r, int rank) { return half_of(r, rank, r->node->given); }
+
+char *hd_node_other_half(const hd_node_run *r)
+{
+    return half_of(r, r->c->rank, r->node->given + 1);
+}
+
+void hd_node_put(const hd_node_run *r, char *to, const char *from, int64_t n)
+{
+    if (r->streams)
+        hd_stream(to, from, (size_t)(n * r->item));
+    else
+        memcpy(to, from, (size_t)(n * r->item));
 }
 
 int64_t hd_node_slice(const hd_node_run *r, int64_t n, int rank)
@@ -377,68 +386,6 @@ int64_t hd_node_slice(const hd_node_run *r, int64_t n, int rank)
     const int64_t unit = HD_LINE / r->item, each = (n + r->c->size - 1) / r->c->size;
     const int64_t at = (each + unit - 1) / unit * unit * rank;
     return at < n ? at : n;
-}
-
-/* What a rank that gets no result, and must not change its tensor, has of its own slice. Scaled, it
- * goes into the half of the slot that nobody reads any more when all have announced `in`. */
-static const char *untouched(const run *r, const char *from, int64_t at, int64_t n)
-{
-    const int64_t half = 2 * r->c->rank + (int64_t)(~r->node->given & 1);
-    char *to = r->node->slots + half * r->node->piece + at;
-    double factor;
-    if (!hd_scales_first(r->c, r->j, &factor))
-        return from + at;
-    hd_scale_before(r->c, r->j, to, from + at, n);
-    return to;
-}
-
-/* Combines n elements that begin `at` bytes into the slots with this rank's own, and leaves them in
- * its slot and in `to`, where either is read. */
-static void combine(const run *r, const char *from, char *to, int64_t at, int64_t n)
-{
-    const int size = r->c->size, me = r->c->rank;
-    const size_t bytes = (size_t)(n * r->item);
-    const char *own = to ? to + at : untouched(r, from, at, n);
-    char *slot = hd_node_slot(r, me) + at, *sum = to && me < 2 ? to + at : slot;
-
-    /* a op b and b op a are the same bits, so ranks 0 and 1 begin with their own. */
-    if (sum == slot)
-        memcpy(sum, me ? hd_node_slot(r, 0) + at : own, bytes);
-    else if (size > 1)
-        r->reduce(hd_node_slot(r, !me) + at, sum, n);
-    for (int q = sum == slot ? 1 : 2; q < size; q++)
-        r->reduce(q == me ? own : hd_node_slot(r, q) + at, sum, n);
-    hd_scale_after(r->c, r->j, sum, n);
-    if (to && sum == slot)
-        memcpy(to + at, slot, bytes);
-    else if (r->j->kind != HD_REDUCE)
-        memcpy(slot, sum, bytes);
-}
-
-static int piece(run *r, const char *from, char *to, int64_t n)
-{
-    const int size = r->c->size, me = r->c->rank;
-    const int64_t item = r->item, a = hd_node_slice(r, n, me), b = hd_node_slice(r, n, me + 1);
-    char *own = hd_node_slot(r, me);
-    int code;
-
-    hd_scale_before(r->c, r->j, own, from, a);
-    hd_scale_before(r->c, r->j, own + b * item, from + b * item, n - b);
-    hd_node_give(r);
-    if (to)
-        hd_scale_before(r->c, r->j, to + a * item, from + a * item, b - a);
-    if ((code = hd_node_wait(r)))
-        return code;
-    combine(r, from, to, a * item, b - a);
-    if ((code = hd_node_part(r)))
-        return code;
-    for (int i = 1; i < size && to; i++) {
-        const int q = (me + i) % size;
-        const int64_t at = hd_node_slice(r, n, q), end = hd_node_slice(r, n, q + 1);
-        memcpy(to + at * item, hd_node_slot(r, q) + at * item, (size_t)((end - at) * item));
-    }
-    hd_node_next(r);
-    return HD_OK;
 }
 
 int hd_node_ready(hd_comm *c, hd_job *j)
@@ -463,17 +410,6 @@ int64_t hd_node_least(const hd_comm *c)
     return c->node && hd_session_spin(c->session, 0) ? 1 : LEAST;
 }
 
-int hd_node_takes(hd_comm *c, hd_job *j)
-{
-    const int64_t item = (int64_t)hd_itemsize(j->dtype), least = hd_node_least(c);
-    int any = 0;
-    if (!c->page || c->on_device || !hd_reduce_kernel(j->redop, j->dtype))
-        return 0;
-    for (int i = 0; i < j->nout; i++)
-        any |= j->out[i].n * item >= least;
-    return any ? hd_node_ready(c, j) : 0;
-}
-
 void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j)
 {
     *r = (run){.c = c, .j = j, .node = c->node, .item = (int64_t)hd_itemsize(j->dtype)};
@@ -482,17 +418,4 @@ void hd_node_begin(hd_node_run *r, hd_comm *c, hd_job *j)
         j->data_until = deadline(j);
     r->until = j->data_until;
     r->step = c->node->piece / r->item;
-}
-
-int hd_node_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n)
-{
-    run r;
-    hd_node_begin(&r, c, j);
-    for (int64_t at = 0; at < n; at += r.step) {
-        const int64_t bytes = at * r.item, left = n - at < r.step ? n - at : r.step;
-        const int code = piece(&r, from + bytes, to ? to + bytes : NULL, left);
-        if (code)
-            return code;
-    }
-    return HD_OK;
 }

@@ -1,4 +1,4 @@
-/* Reductions through memory that the ranks of a node share: see hd_node.c. */
+/* Memory that the ranks of a node share, and their meetings there: see hd_node.c. */
 #ifndef HD_NODE_H
 #define HD_NODE_H
 
@@ -7,11 +7,6 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 
-/* Whether j goes that way, and the reduction of one tensor, in place or into another one, or, on a
- * rank that gets no result, into none. Allocates the memory if there is none yet, which is
- * collective. -1: the job has failed. */
-int hd_node_takes(hd_comm *c, hd_job *j);
-int hd_node_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n);
 void hd_node_close(hd_comm *c);
 int64_t hd_node_bytes(const hd_comm *c); /* 0: there is none */
 
@@ -25,6 +20,7 @@ typedef struct hd_node_run {
     hd_reduce_fn reduce; /* NULL: the job reduces nothing, or there is none */
     int64_t item, until; /* bytes of an element; ns */
     int64_t step;        /* elements of a piece */
+    int streams;         /* the result is written past the caches */
 } hd_node_run;
 
 /* A tensor in a block of hd_block.h, whichever address it has in a process. */
@@ -48,8 +44,11 @@ int hd_node_part(hd_node_run *r);
  * is hd_node_give(), hd_node_wait() and, when the others' slots are read, hd_node_next(). */
 
 char *hd_node_slot(const hd_node_run *r, int rank); /* of this piece: r->step elements */
+char *hd_node_other_half(const hd_node_run *r);     /* of this rank's slot: not of this piece */
 void hd_node_give(hd_node_run *r);                  /* what this rank has for the others is there */
 int hd_node_wait(hd_node_run *r);                   /* what they have is there */
 void hd_node_next(hd_node_run *r);
+/* Copies n elements of a result to where they belong. */
+void hd_node_put(const hd_node_run *r, char *to, const char *from, int64_t n);
 
 #endif

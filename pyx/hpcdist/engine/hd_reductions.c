@@ -13,7 +13,7 @@
 #include "hd_levels.h"
 #include "hd_levels_reductions.h"
 #include "hd_mpi_ops.h"
-#include "hd_node.h"
+#include "hd_node_reduce.h"
 #include "hd_reductions.h"
 #include "hd_ring.h"
 #include "hd_scale.h"

@@ -23,6 +23,7 @@
 #include "hd_node.h"
 #include "hd_scale.h"
 #include "hd_slots.h"
+#include "hd_stream.h"
 #include "hd_threads.h"
 #include "hd_types.h"
 
@@ -140,8 +141,9 @@ static void all_to_all(const run *r, const hd_seg *in, const hd_seg *out, blocks
 
 /* An operation goes this way up to the limits behind it; beyond them MPI was as fast or faster, see
  * docs/performance.md. The root of a reduce combines all blocks here; more ranks than two divide
- * that among them, in hd_node.c. The root of a scatter writes all blocks, and that of a gather
- * reads them, once more than with MPI, which copies a long block once, from where it lies. */
+ * that among them, in hd_node_reduce.c. The root of a scatter writes all blocks, and that of a
+ * gather reads them, once more than with MPI, which copies a long block once, from where it lies.
+ */
 static const struct row {
     void (*blocks)(const run *r, const hd_seg *in, const hd_seg *out, blocks *b);
     int per_peer;         /* a rank has another block for each, and a slot a place for each; else
@@ -173,7 +175,7 @@ static int64_t part(const run *r, int64_t n, int64_t at)
 static void copy(const run *r, char *to, const char *from, int64_t n)
 {
     if (to != from && n)
-        memcpy(to, from, (size_t)(n * r->item));
+        hd_node_put(r, to, from, n);
 }
 
 /* Where, in the slot of rank `from`, what it has for rank `to` begins. */
@@ -245,7 +247,9 @@ static int move(run *r, const blocks *b)
         const int64_t n = part(r, from.n < to.n ? from.n : to.n, at), off = at * r->item;
         give(r, b->give, at);
         hd_node_give(r);
-        if (n && !last)
+        if (n && !last && !reduces(r->j))
+            copy(r, to.ptr + off, from.ptr + off, n);
+        else if (n && !last)
             hd_scale_before(r->c, r->j, to.ptr + off, from.ptr + off, n);
         if ((code = hd_node_wait(r)))
             return code;
@@ -326,6 +330,7 @@ int hd_slots(hd_comm *c, hd_job *j)
     run r;
 
     hd_node_begin(&r, c, j);
+    r.streams = hd_streams(bytes_of(c, j));
     bytes = r.step * r.item < PIECE ? r.step * r.item : PIECE;
     r.step = bytes / (rows[j->kind].per_peer ? c->size - 1 : 1) / HD_LINE * HD_LINE / r.item;
     if (times > 1)
