@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import kinds  # noqa: E402
 import stages  # noqa: E402
+from patience import wait_for  # noqa: E402
 
 pytestmark = pytest.mark.local
 
@@ -199,3 +201,80 @@ def test_an_environment_gets_the_packages_of_another_one(tmp_path):
     assert (site / "numpy" / "a.py").read_text() == "old" and not (site / "hpcdist").exists()
     subprocess.run([sys.executable, ROOT / ".ci" / "packages", "--all", here, there], check=True)
     assert (site / "hpcdist" / "a.py").read_text() == "a"
+
+
+def shell(folder: Path, script: str, **more) -> subprocess.CompletedProcess:
+    """Run a script as one of CI that has sourced `.ci/common`; what it makes is in a folder."""
+    text = f"set -euo pipefail; . .ci/common; left_in_shm() {{ :; }}\n{script}"
+    return subprocess.run(
+        ["bash", "-c", text],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **more,
+    )
+
+
+def test_a_failure_makes_ci_fail_and_a_success_does_not(tmp_path):
+    done = shell(tmp_path, "check 20 one true; check 20 two echo 3 passed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = shell(tmp_path, "check 20 one false || true; check 20 two true")
+    assert done.returncode == 1 and done.stdout.endswith(" passed, 1 failed\n"), done.stdout
+    assert "FAILED  one: exit status 1" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_that_cannot_be_noted_ends_ci(tmp_path):
+    """As on a full disk: none is lost."""
+    script = "rm $work/failures; mkdir $work/failures; check 20 one false || true; echo went on"
+    done = shell(tmp_path, script)
+    assert done.returncode != 0 and "went on" not in done.stdout, done.stdout
+    assert "FAILED  cannot write to " in done.stdout, done.stdout
+
+
+def test_a_stage_that_is_not_known_fails(tmp_path):
+    done = shell(tmp_path, "long nothing 1 || true")
+    assert done.returncode == 1 and "FAILED  nothing: no such stage" in done.stdout, done.stdout
+
+
+def test_the_clock_decides_nothing(tmp_path):
+    """Somebody sets it: bash's SECONDS jump by as much."""
+    done = shell(tmp_path, "SECONDS=9999; check 20 one sleep 1.5; SECONDS=-9999")
+    assert done.returncode == 0 and "\n0 min " in done.stdout, done.stdout
+
+
+def test_folders_of_killed_runs_are_removed_and_others_are_not(tmp_path):
+    for name in ("dead", "living", "strange"):
+        (tmp_path / f"hpcdist-ci.{name}").mkdir()
+    (tmp_path / "hpcdist-ci.dead" / "alive").touch()
+    lock = tmp_path / "hpcdist-ci.living" / "alive"
+    with subprocess.Popen(["flock", lock, "cat"], stdin=subprocess.PIPE) as holder:
+        wait_for(lambda: subprocess.call(["flock", "--nonblock", lock, "true"]) != 0)
+        done = shell(tmp_path, "beside_another && echo another")
+        holder.stdin.close()
+    assert done.returncode == 0 and "another" in done.stdout, done.stdout + done.stderr
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left == {"hpcdist-ci.living", "hpcdist-ci.strange"}
+    done = shell(tmp_path, "beside_another || echo alone")
+    assert done.returncode == 0 and "alone" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", ["run", "long"])
+def test_what_is_due_is_known_or_ci_fails(tmp_path, script):
+    """A list of what has passed that cannot be read is not one of stages that all have passed."""
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / ".ci", tree / ".ci")
+    (tree / "tests" / "support").mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "support" / "kinds.py", tree / "tests" / "support")
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    (tree / ".ci" / "passed.json").write_text("<<<<<<< HEAD\n{\n")
+    done = subprocess.run(
+        ["timeout", "20", tree / ".ci" / script],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHON": "false"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "JSONDecodeError" in done.stderr, done.stdout + done.stderr
+    assert "none" not in done.stdout and "passed" not in done.stdout.replace("0 passed", "")
