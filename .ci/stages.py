@@ -113,7 +113,7 @@ STAGES = (
         "openmpi",
         "python tests/scale/run.py --short",
         300,
-        ("tests/scale/*", "pyx/hpcdist/engine/*.[ch]"),
+        ("tests/scale/*", *ENGINE),
     ),
     Stage(
         "aarch64",
@@ -127,7 +127,10 @@ STAGES = (
         "openmpi",
         ".ci/sanitized",
         1200,
-        (*BUILD, "pyx/*", ".ci/sanitized", *RUNNER, *(f"tests/{room}/*" for room in SANITIZED)),
+        (
+            *(*BUILD, "pyx/*", ".ci/sanitized", *RUNNER, "tests/groups/reconfigurations.py"),
+            *(f"tests/{room}/*" for room in SANITIZED),
+        ),
     ),
     # The rest depends on all of hpcdist: PyTorch's own suites, its programs over the bridge, Slurm,
     # endings, nodes that fail, restarts, chaos, the examples to their last epoch.
@@ -162,7 +165,10 @@ STAGES = (
         "openmpi",
         "python tests/matrix.py --torch 2.13 --mpi impi --parts training short",
         1200,
-        (*PACKAGE, *RUNNER, "tests/matrix.py", "tests/collectives/*", "tests/groups/*"),
+        (
+            *(*PACKAGE, *RUNNER, "tests/matrix.py", "tests/collectives/*", "tests/groups/*"),
+            *("tests/engine/test_agreement.py", "tests/test_l*.py", "examples/train_digits.py"),
+        ),
     ),
     Stage(
         "newest",
@@ -170,7 +176,10 @@ STAGES = (
         f"HPCDIST_TEST_SEED={{seed}} python tests/run.py {' '.join(NEWEST)} --all --np 2"
         ' -k "not test_without_mpi and not test_endings"',
         1800,
-        (*PACKAGE, *RUNNER, ".ci/newest.txt", *(f"{place}*" for place in NEWEST)),
+        (
+            *(*PACKAGE, *RUNNER, ".ci/newest.txt", "tests/torch/bridge*.py"),
+            *(f"{place}*" for place in NEWEST),
+        ),
     ),
 )  # fmt: skip
 
