@@ -92,6 +92,9 @@ def run(stage: Stage, timeout: float, turns: Turns) -> None:
         if report.exists():
             for name, value in json.loads(report.read_text()).items():
                 setattr(stage, name, value)
+        elif code == 0:
+            # A test has ended the process, or the disk is full.
+            stage.problem = "ended with exit code 0 and no report"
     if stage.problem:
         return
     if code not in (0, 1, 5) or (code == 1 and not stage.failed):

@@ -115,6 +115,16 @@ def test_a_stage_that_broke_down_is_no_accident(stage, capsysbinary):
     assert out[-2:] == ["FAILED cases: ended with exit code 4", "0 passed, 1 failed"], out
 
 
+def test_a_stage_that_ends_well_without_a_report_broke_down(stage, capsysbinary):
+    """Also where the command line chose among the tests, and a stage may have none."""
+    Path(stage.tests[0]).write_text("import os, pytest\n\npytestmark = pytest.mark.local\n\n"
+                                    "def test_exit(): os._exit(0)\n")  # fmt: skip
+    begin(stage)
+    other = Stage("other", ["true"], [], {}, 1, passed=1)
+    assert summarise([stage, other], [], True) == 1
+    assert "ended with exit code 0 and no report" in capsysbinary.readouterr().out.decode()
+
+
 def test_many_failures_are_no_accident():
     stage = Stage("many", ["false"], [], {}, 1, failed=MOST + 1)
     stage.failures = [[f"t::{i}", "E  late"] for i in range(MOST + 1)]
