@@ -50,7 +50,7 @@ cdef extern from "hd_comm.h" nogil:
         int check
         int64_t chunk
         int tag_limit
-        uint32_t seq, agreed
+        uint32_t seq, agreed, carried, packed
         hd_session* session
         int* node_slot
         int one_node, freed, closing, replaced

@@ -1,13 +1,14 @@
 """Collectives of a few bytes, which travel with the entry check: through memory, or as letters."""
 
-import os
-import signal
-import subprocess
-import time
-
 import pytest
 import torch
-from cases import FLOATS, MOVED, Check, finish, here, pairs, poison
+from carried import (
+    infinities_and_nans,
+    outputs_that_late_ranks_leave,
+    stopped_anywhere,
+    sums_in_the_order_of_doubling,
+)
+from cases import MOVED, Check, finish, here, pairs, poison
 from forms import MOVES, REDUCTIONS
 from worlds import group_for
 
@@ -59,6 +60,24 @@ def test_reductions_of_every_dtype_around_the_limits(rng, group, form, async_op)
     check.done()
 
 
+@pytest.mark.one_node
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("group", ["memory"], indirect=True)
+def test_what_travels_through_memory(group):
+    """None of the other tests sees which way data has taken."""
+    check = Check()
+    for nbytes, travels in ((1, 1), (SMALL, 1), (SMALL + 1, 1), (CARRIED, 1), (CARRIED + 1, 0)):
+        for call in (
+            lambda t: dist.all_reduce(t, group=group),
+            lambda t: dist.broadcast(t, 0, group),
+            lambda t: dist.all_gather_into_tensor(torch.cat([t] * here()[1]), t, group),
+        ):
+            before = group.carrier.carried
+            call(torch.ones(nbytes, dtype=torch.uint8))
+            check.that(group.carrier.carried - before == travels, f"{nbytes} bytes")
+    check.done()
+
+
 @pytest.mark.parametrize("level", [0, 2], ids=["off", "full"])
 def test_the_other_check_levels(rng, group, level):
     check = Check()
@@ -73,18 +92,7 @@ def test_the_other_check_levels(rng, group, level):
 
 
 def test_infinities_and_nans(group):
-    check, (rank, size) = Check(), here()
-    for dtype in FLOATS:
-        for n in (1, 5, 64):
-            mine = torch.full((n,), float("inf") if rank == 0 else 1.0, dtype=dtype)
-            dist.all_reduce(mine, group=group)
-            check.that(bool(mine.isposinf().all()), f"inf {dtype} n={n}: {mine}")
-            mine = torch.full((n * size,), float("nan") if rank == size - 1 else 1.0, dtype=dtype)
-            out = poison(dtype, n)
-            dist.reduce_scatter_tensor(out, mine, dist.ReduceOp.MAX, group)
-            check.that(bool(out.isnan().all()), f"nan {dtype} n={n}: {out}")
-            check.everywhere(out, f"nan {dtype} n={n}")
-    check.done()
+    infinities_and_nans(group, (1, 5, 64))
 
 
 def test_other_orders_of_elements(rng, group):
@@ -141,49 +149,19 @@ def test_sizes_that_do_not_fit_change_nothing(group):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_late_rank_leaves_outputs_untouched_and_all_can_retry(rng, group):
-    check, (rank, size) = Check(), here()
-    group.carrier.timeout = 0.3
-    calls = (
-        lambda out, mine: dist.all_gather_into_tensor(out, mine, group=group),
-        lambda out, mine: dist.all_to_all_single(out, out.clone(), group=group),
-        lambda out, mine: dist.broadcast(out, size - 1, group=group),
-        lambda out, mine: dist.reduce_scatter_tensor(mine, out, group=group),
-    )
-    for i, call in enumerate(calls):
-        dist.barrier()
-        if rank == size - 1:
-            time.sleep(0.8)
-        out, mine = poison(torch.int64, 2 * size), poison(torch.int64, 2)
-        with parallel_raises(dist.DistTimeoutError):
-            call(out, mine)
-        check.equal(out, poison(torch.int64, 2 * size), f"call {i}: output")
-        check.equal(mine, poison(torch.int64, 2), f"call {i}: input")
-    group.carrier.timeout = 10
-    for form in MOVES:
-        form(rng, check, torch.int64, 3, False, group=group)
-    check.done()
+    outputs_that_late_ranks_leave(rng, group, 2, [here()[1] - 1])
 
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_are_stopped_anywhere(rng, group):
     """SIGSTOP and SIGCONT of one rank, again and again, under calls of all kinds."""
-    check, (rank, size) = Check(), here()
-    me, script = (
-        os.getpid(),
-        "while kill -STOP $0 && sleep 0.01 && kill -CONT $0; do sleep 0.02; done",
-    )
-    stopper = subprocess.Popen(["sh", "-c", script, str(me)]) if rank == size - 1 else None
-    try:
+    check = Check()
+    with stopped_anywhere():
         for turn in range(6):
             for form in MOVES:
                 form(rng, check, torch.int32, 1 + 5 * turn, turn % 2 == 1, group=group)
             for form in REDUCTIONS:
                 form(rng, check, "SUM", torch.int32, 1 + 5 * turn, turn % 2 == 1, group=group)
-    finally:
-        if stopper:
-            stopper.kill()
-            stopper.wait()
-            os.kill(me, signal.SIGCONT)
     check.done()
 
 
@@ -233,14 +211,4 @@ def test_ranks_of_which_one_sends_no_letter(rng, group):
 @pytest.mark.parametrize("group", ["letters"], indirect=True)
 def test_letters_are_added_in_the_order_of_doubling(rng, group):
     """Also where the ranks write to all others at once: neither form changes a bit."""
-    check, (rank, size) = Check(), here()
-    core = 1 << (size.bit_length() - 1)
-    for n in (2, CARRIED // 8, CARRIED // 4):
-        parts = [torch.from_numpy(rng.standard_normal(n)).float() for _ in range(size)]
-        mine = parts[rank].clone()
-        dist.all_reduce(mine, group=group)
-        sums = [parts[r] + parts[r + core] if r + core < size else parts[r] for r in range(core)]
-        while len(sums) > 1:
-            sums = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
-        check.equal(mine, sums[0], f"n={n}")
-    check.done()
+    sums_in_the_order_of_doubling(rng, group, (2, CARRIED // 8, CARRIED // 4))

@@ -1,16 +1,18 @@
 """Letters of several messages: 4 to 32 KiB of data that travel with the check between nodes."""
 
-import os
 import random
-import signal
-import subprocess
-import threading
 import time
-from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from cases import FLOATS, MOVED, Check, here, pairs, poison
+from carried import (
+    calls_that_a_handler_ends,
+    infinities_and_nans,
+    outputs_that_late_ranks_leave,
+    stopped_anywhere,
+    sums_in_the_order_of_doubling,
+)
+from cases import MOVED, Check, here, pairs
 from forms import MOVES, REDUCTIONS
 from worlds import LAYOUTS, SHORT, between_nodes, layouts, start_with, true_place
 
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Bytes of a message and of the longest letters of all operations, between two nodes.
 MESSAGE, LIMITS = 3968, (3840, 4 << 10, 8 << 10, 16 << 10, 32 << 10)
+MOST_SHORT = LIMITS[0]  # between any nodes
 
 
 @pytest.fixture(params=["apiece", *range(len(LAYOUTS))], ids=["apiece", *LAYOUTS])
@@ -48,6 +51,55 @@ def lengths(rng, itemsize: int) -> list[int]:
     return [max(1, at - int(rng.integers(0, 40))), max(1, at), at + 1]
 
 
+#: Each call of a tensor of n int32 for each rank, by how many of them a letter has, and the KiB of
+#: the longest letters between two nodes of one rank and of several.
+CALLS = {
+    "all_reduce": (lambda n, g: dist.all_reduce(ones(n), group=g), 0, 16, 32),
+    "reduce": (lambda n, g: dist.reduce(ones(n), 0, group=g), 0, 4, 8),
+    "broadcast": (lambda n, g: dist.broadcast(ones(n), 0, g), 0, 4, 8),
+    "reduce_scatter": (
+        lambda n, g: dist.reduce_scatter_tensor(ones(n), ones(n * here()[1]), group=g), 1, 8, 32
+    ),
+    "all_gather": (
+        lambda n, g: dist.all_gather_into_tensor(ones(n * here()[1]), ones(n), g), 1, 8, 32
+    ),
+    "gather": (lambda n, g: dist.gather(ones(n), on_first(n), 0, g), 1, 4, 8),
+    "scatter": (lambda n, g: dist.scatter(ones(n), on_first(n), 0, g), 1, 0, 8),
+    "all_to_all": (
+        lambda n, g: dist.all_to_all_single(ones(n * here()[1]), ones(n * here()[1]), group=g),
+        2, 4, 16,
+    ),
+}  # fmt: skip
+
+
+def ones(n: int) -> torch.Tensor:
+    return torch.ones(n, dtype=torch.int32)
+
+
+def on_first(n: int) -> list[torch.Tensor] | None:
+    rank, size = here()
+    return None if rank else [ones(n) for _ in range(size)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_travels_as_a_letter(group, name):
+    """Up to the limit of each call; none of the other tests sees which way data has taken."""
+    check, (_, size) = Check(), here()
+    call, power, apiece, together = CALLS[name]
+    shared = group.carrier.checks_through != "MPI"
+    members: list = [None] * size
+    dist.all_gather_object(members, len(group.carrier.node_ranks))
+    # Nodes, as the engine counts them: by the smallest.
+    others = (size // min(members) if shared else size) - 1
+    most = max((together if shared else apiece) << 10, MOST_SHORT * others) // others
+    fits = most // 4 // size**power
+    for n, letters in ((1, 1), (fits, 1), (fits + 1, 0), (2 * fits, 0)):
+        before = group.carrier.carried
+        call(n, group)
+        check.that(group.carrier.carried - before == letters, f"{n} of {fits}: not {letters}")
+    check.done()
+
+
 @pytest.mark.parametrize("form", MOVES, ids=lambda form: form.__name__)
 def test_moves_around_the_limits(rng, group, form):
     check = Check()
@@ -70,64 +122,17 @@ def test_reductions_around_the_limits(rng, group, form):
 def test_each_rank_has_the_sum_of_doubling(rng, no_world):
     """A long letter changes no bit."""
     dist.init_process_group(timeout=SHORT)
-    group = between_nodes(SHORT)
-    check, (rank, size) = Check(), here()
-    core = 1 << (size.bit_length() - 1)
-    for n in (MESSAGE // 4, MESSAGE // 2, (16 << 10) // 4 // (size - 1)):
-        parts = [torch.from_numpy(rng.standard_normal(n)).float() for _ in range(size)]
-        mine = parts[rank].clone()
-        dist.all_reduce(mine, group=group)
-        sums = [parts[r] + parts[r + core] if r + core < size else parts[r] for r in range(core)]
-        while len(sums) > 1:
-            sums = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
-        check.equal(mine, sums[0], f"n={n}")
-    check.done()
+    longest = (16 << 10) // 4 // (true_place()[1] - 1)
+    sums_in_the_order_of_doubling(rng, between_nodes(SHORT), (MESSAGE // 4, MESSAGE // 2, longest))
     dist.destroy_process_group()
 
 
 def test_infinities_and_nans(group):
-    check, (rank, size) = Check(), here()
-    for dtype in FLOATS:
-        for n in (1000, 2000):
-            mine = torch.full((n,), float("inf") if rank == 0 else 1.0, dtype=dtype)
-            dist.all_reduce(mine, group=group)
-            check.that(bool(mine.isposinf().all()), f"inf {dtype} n={n}")
-            mine = torch.full((n * size,), float("nan") if rank == size - 1 else 1.0, dtype=dtype)
-            out = poison(dtype, n)
-            dist.reduce_scatter_tensor(out, mine, dist.ReduceOp.MAX, group)
-            check.that(bool(out.isnan().all()), f"nan {dtype} n={n}")
-            check.everywhere(out, f"nan {dtype} n={n}")
-    check.done()
+    infinities_and_nans(group, (1000, 2000))
 
 
 def test_a_late_rank_leaves_outputs_untouched_and_all_can_retry(rng, group):
-    """It begins its call once all others have told it that they have given up theirs."""
-    check, (rank, size) = Check(), here()
-    n, word = 1000, torch.zeros(1)
-    calls = (
-        lambda out, mine: dist.all_gather_into_tensor(out, mine, group=group),
-        lambda out, mine: dist.all_reduce(out, group=group),
-        lambda out, mine: dist.broadcast(mine, size - 1, group=group),
-        lambda out, mine: dist.reduce_scatter_tensor(mine, out, group=group),
-    )
-    for late in {0, size - 1}:
-        for i, call in enumerate(calls):
-            group.carrier.timeout = 0.3
-            out, mine = poison(torch.int64, n * size), poison(torch.int64, n)
-            with parallel_raises(dist.DistTimeoutError):
-                for other in set(range(size)) - {late} if rank == late else ():
-                    dist.recv(word, other)
-                try:
-                    call(out, mine)
-                finally:
-                    if rank != late:
-                        dist.send(word, late)
-            check.equal(out, poison(torch.int64, n * size), f"call {i}: output")
-            check.equal(mine, poison(torch.int64, n), f"call {i}: input")
-            group.carrier.timeout = 20
-            for form in MOVES[:2]:
-                form(rng, check, torch.int64, n, False, group=group)
-    check.done()
+    outputs_that_late_ranks_leave(rng, group, 1000, {0, here()[1] - 1})
 
 
 def test_a_rank_that_refuses_or_calls_something_else(rng, group):
@@ -146,74 +151,18 @@ def test_a_rank_that_refuses_or_calls_something_else(rng, group):
     check.done()
 
 
-@contextmanager
-def interrupted_call(group):
-    """Let a handler raise KeyboardInterrupt in this thread once it has begun a call of `group`."""
-
-    def handler(number, frame):
-        raise KeyboardInterrupt
-
-    def interrupt():
-        while group.carrier.seq == calls and not over.wait(1e-3):
-            pass
-        if not over.is_set():
-            signal.pthread_kill(main, signal.SIGALRM)
-
-    calls, over, main = group.carrier.seq, threading.Event(), threading.get_ident()
-    before = signal.signal(signal.SIGALRM, handler)
-    helper = threading.Thread(target=interrupt)
-    helper.start()
-    try:
-        yield
-    finally:
-        over.set()
-        helper.join()
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_a_signal_handler_that_raises(group):
-    """In a call that the next rank begins only once the handler has raised."""
-    check, (rank, size) = Check(), here()
-    word = torch.zeros(1)
-    for raising in range(size):
-        late = (raising + 1) % size
-        tensor = torch.full((1500,), rank)
-        error: type | None = None
-        if rank == late:
-            dist.recv(word, raising)
-        try:
-            with interrupted_call(group) if rank == raising else nullcontext():
-                dist.all_reduce(tensor, group=group)
-        except BaseException as raised:
-            error = type(raised)
-        if rank == raising:
-            dist.send(word, late)
-            check.that(error is KeyboardInterrupt, f"the rank that raises: {error}")
-        else:
-            check.that(error is not None and issubclass(error, dist.DistError), f"others: {error}")
-        check.that(bool((tensor == rank).all()), "the tensor changed")
-    total = torch.ones(1500)
-    dist.all_reduce(total, group=group)
-    check.that(bool((total == size).all()), "the next sum")
-    check.done()
+    calls_that_a_handler_ends(group, 1500)
 
 
 def test_ranks_that_are_stopped_anywhere(rng, group):
-    check, (rank, size) = Check(), here()
-    script = "while kill -STOP $0 && sleep 0.01 && kill -CONT $0; do sleep 0.02; done"
-    me = os.getpid()
-    stopper = subprocess.Popen(["sh", "-c", script, str(me)]) if rank == size - 1 else None
-    try:
+    check = Check()
+    with stopped_anywhere():
         for turn in range(4):
             for form in MOVES[:2]:
                 form(rng, check, torch.int32, 500 * (turn + 1), turn % 2 == 1, group=group)
             for form in REDUCTIONS[::2]:
                 form(rng, check, "SUM", torch.int32, 700 * (turn + 1), turn % 2 == 1, group=group)
-    finally:
-        if stopper:
-            stopper.kill()
-            stopper.wait()
-            os.kill(me, signal.SIGCONT)
     check.done()
 
 

@@ -7,6 +7,7 @@ from forms import all_gather, all_gather_coalesced, reduce_scatter, reduce_scatt
 from worlds import group_for
 
 import hpcdist as dist
+from hpcdist import _engine
 
 pytestmark = pytest.mark.ranks
 
@@ -40,6 +41,21 @@ def test_reduced_lists_of_every_dtype(rng, group, form):
     check = Check()
     for i, (name, _, dtype) in enumerate(pairs()):
         form(rng, check, name, dtype, sizes(dtype.itemsize)[i % 3], i % 2 == 1, group)
+    check.done()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("group", ["nodes"], indirect=True)
+def test_which_lists_are_reduced_as_one_block(group):
+    """Between nodes: Open MPI's from four ranks on, those of others from two."""
+    check, (_, size) = Check(), here()
+    most = PACKED // 4 // size
+    packs = size >= (4 if "Open MPI" in _engine.library_version() else 2)
+    for n in (most - 1, most, most + 1):
+        before = group.carrier.packed
+        dist.reduce_scatter(torch.ones(n), [torch.ones(n) for _ in range(size)], group=group)
+        blocks = group.carrier.packed - before
+        check.that(blocks == (packs and n <= most), f"{n} of {most}: {blocks}")
     check.done()
 
 

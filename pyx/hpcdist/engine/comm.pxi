@@ -156,6 +156,16 @@ cdef class Comm:
         """bool: the last collective has not failed, as far as is known: True also while one is under way."""
         return self.c.lane.pending or self.c.agreed == self.c.seq
 
+    @property
+    def carried(self):
+        """int: collectives whose data travelled with the entry check, modulo 2^32."""
+        return self.c.carried
+
+    @property
+    def packed(self):
+        """int: lists of tensors that a reduce_scatter moved as one block, modulo 2^32."""
+        return self.c.packed
+
     def count_from_here(self):
         """Make the next collective number 1. Call it on all ranks, with nothing in flight."""
         self.c.seq = 0

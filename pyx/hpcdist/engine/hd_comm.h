@@ -81,6 +81,8 @@ struct hd_comm {
     uint32_t seq;       /* collectives begun */
     uint32_t agreed;    /* atomic: the last collective that all ranks agreed on, so that all go
                          * on after it */
+    uint32_t carried;   /* atomic: collectives whose data travelled with the check, */
+    uint32_t packed;    /* and lists that were reduced as one block */
     uint32_t mailed;    /* atomic: long messages sent */
     int64_t unread;     /* atomic: messages sent, less those received; the sum over all ranks
                          * is the number never received */
@@ -128,5 +130,8 @@ struct hd_comm {
     hd_vote vote;
     hd_grave grave;
 };
+
+/* Counts one more: on the thread that holds the lane. */
+static inline void hd_count(uint32_t *n) { __atomic_store_n(n, *n + 1, __ATOMIC_RELAXED); }
 
 #endif

@@ -182,6 +182,7 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_check(c, j, fingerprint(j)))
         goto out;
     if (j->checked.carried) {
+        hd_count(&c->carried);
         if (!c->page)
             hd_rec_agreed(j);
     } else {

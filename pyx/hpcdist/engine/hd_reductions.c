@@ -195,6 +195,7 @@ static int reduce_scatter_packed(hd_comm *c, hd_job *j, char *to, int64_t n)
 
     if (!in)
         return j->code;
+    hd_count(&c->packed);
     for (int i = 0; i < j->nin; i++) {
         hd_scale_before(c, j, at, j->in[i].ptr, j->in[i].n);
         at += j->in[i].n * item;
