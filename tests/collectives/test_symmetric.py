@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 from cases import Check, draw, here, reference
+from lateness import hear, once_others_have_ended, tell_all
 from resources import held
 from worlds import between_nodes, one_node
 
@@ -264,12 +265,9 @@ def test_mistakes_are_errors_on_all_ranks(group):
 @pytest.mark.one_node
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_does_not_come_is_named(group):
-    rank, size = here()
-    late = size - 1
+    late = here()[1] - 1
     group.carrier.timeout = 0.6
-    if rank == late:
-        time.sleep(1.2)
-    with parallel_raises(dist.DistTimeoutError):
+    with parallel_raises(dist.DistTimeoutError), once_others_have_ended(late):
         dist.empty(LONG, group=group)
     group.carrier.timeout = 20.0
     parallel_assert(shared(dist.empty(LONG, group=group), group), "afterwards")
@@ -282,9 +280,13 @@ def test_ctrl_c_while_a_rank_is_missing(group):
     if rank == 0:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
-        time.sleep(0.6)
+        hear(0)
     with parallel_raises(KeyboardInterrupt if rank == 0 else dist.DistTimeoutError):
-        dist.empty(LONG, group=group)
+        try:
+            dist.empty(LONG, group=group)
+        finally:
+            if rank == 0:
+                tell_all()
     parallel_assert(shared(dist.empty(LONG, group=group), group), "afterwards")
 
 

@@ -19,7 +19,7 @@ from hpcdist.groups.reconfigure import agree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from patience import patience  # noqa: E402
+from patience import at_most  # noqa: E402
 
 TIMEOUT = 2.0
 CASES = sys.argv[1:]
@@ -86,7 +86,7 @@ def lose_the_last(call: Callable[[int], None]) -> None:
         seconds = time.monotonic() - began
         # MPI may not have told yet who it was, on another node
         assert error.ranks == (last,) or (NODES and not error.ranks), error
-        assert TIMEOUT - 0.3 < seconds < TIMEOUT + 1.5 * patience() or call is reduce_much, seconds
+        assert TIMEOUT - 0.3 < seconds < TIMEOUT + at_most(1.5) or call is reduce_much, seconds
     else:
         raise AssertionError(f"{call.__name__} has not failed")
     result = dist.group.WORLD.reconfigure()

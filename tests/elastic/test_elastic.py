@@ -7,7 +7,7 @@ import random
 import pytest
 from kill_jobs import differing, draw, train
 from long_form import LONG, deadline, size
-from patience import patience
+from patience import at_most
 from ulfm import only_ulfm
 
 pytestmark = [
@@ -29,6 +29,6 @@ def test_it_ends_as_if_the_dead_had_never_begun_their_step(count):
         for kind, victims in [("sgd", 1), ("zero", 2)] * size(1, 25)
     ]
     for ending in endings:
-        assert ending.again < AGAIN * patience(), ending.text
+        assert ending.again < at_most(AGAIN), ending.text
         count(1, ending.again)
     assert not differing(endings, size(60, 600))

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 from cases import Check, here
+from lateness import names
 from long_form import LONG, deadline
 from long_form import size as how_many
 from mismatches import CALLS, OBJECTS, Spec, make
@@ -59,7 +60,7 @@ def test_a_peer_that_never_comes_is_named(rng, group, count):
         if rank != absent:
             text, spent = ends(spec)
             slowest = max(slowest, spent - PATIENCE)
-            check.that(text.startswith("timeout") and f"rank {absent}" in text, f"{what}: {text}")
+            check.that(text.startswith("timeout") and names(text, absent), f"{what}: {text}")
             check.that(PATIENCE * 0.9 < spent < PATIENCE + SLACK, f"{what}: {spent:.2f} s")
         dist.barrier()
         if rank == absent:

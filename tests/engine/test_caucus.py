@@ -2,17 +2,17 @@
 
 import os
 import signal
-import threading
 import time
 from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
+from carried import calls_that_a_handler_ends
 from cases import Check, pairs
 from forms import MOVES, REDUCTIONS
 from giving_up import give_up_at_random
-from patience import patience
+from lateness import names, once_others_have_ended
 from resources import held
 from worlds import LAYOUTS, SHORT, layouts, start_with, true_place, works
 
@@ -77,24 +77,32 @@ def test_every_form_with_and_without_letters(rng, group):
     check.done()
 
 
+def ended_before(late: int, group, signals=()) -> str:
+    """Make a call that rank `late` begins once all others have ended theirs; what its error says.
+
+    Then, before the late rank is told, send signals: pairs for os.kill.
+    """
+    with once_others_have_ended(late):
+        try:
+            dist.all_reduce(torch.ones(3), group=group)
+        except dist.DistTimeoutError as error:
+            return str(error)
+        finally:
+            for pid, number in signals:
+                os.kill(pid, number)
+    return ""
+
+
 def test_whoever_is_late_is_named(group):
     """Also one that votes for others, and one for whom another one votes."""
     check, (rank, size) = Check(), true_place()
     for late in (0, 1, size - 1):
         group.carrier.timeout = 0.3
         dist.barrier()
-        text, began = "", time.monotonic()
-        if rank == late:
-            time.sleep(0.8)
-        try:
-            dist.all_reduce(torch.ones(3), group=group)
-        except dist.DistTimeoutError as error:
-            text = str(error)
-        spent = time.monotonic() - began
-        check.that(spent < 0.8 + patience(), f"{spent:.2f} s")
-        check.that(
-            rank == late or f"rank {late} has not joined" in text or "gave up after" in text, text
-        )
+        text = ended_before(late, group)
+        # A rank that the machine has kept from its call is named as well.
+        named = "not joined" in text and names(text, late)
+        check.that(rank == late or named or "gave up after" in text, text)
         check.that("can still be used" in text, text)
         group.carrier.timeout = 20
         dist.barrier()
@@ -107,21 +115,15 @@ def test_a_stopped_rank_keeps_no_other(group):
     pids: list = [None] * size
     dist.all_gather_object(pids, os.getpid())
     for stopped in (0, 1):
-        text, other = "", (stopped + 1) % size
+        other = (stopped + 1) % size
         group.carrier.timeout = 0.3
         dist.barrier()
         if rank == other:
             os.kill(pids[stopped], signal.SIGSTOP)
-            threading.Timer(0.8, os.kill, (pids[stopped], signal.SIGCONT)).start()
-        if rank == stopped:
-            time.sleep(0.1)  # it is stopped here
-        began = time.monotonic()
-        try:
-            dist.all_reduce(torch.ones(3), group=group)
-        except dist.DistTimeoutError as error:
-            text = str(error)
-        spent = time.monotonic() - began
-        check.that(bool(text) and spent < 0.8 + patience(), f"rank {stopped}: {spent:.2f} s {text}")
+        # It is stopped while it waits for the words of the others.
+        wake = [(pids[stopped], signal.SIGCONT)] if rank == other else []
+        text = ended_before(stopped, group, wake)
+        check.that(bool(text), f"beside rank {stopped}, which was stopped: no error")
         group.carrier.timeout = 20
         dist.barrier()
         check.that(right(group), f"after rank {stopped} was stopped")
@@ -140,29 +142,7 @@ def test_a_refusal_and_a_mismatch_reach_all(group):
 
 
 def test_a_handler_that_raises_ends_the_check_for_all(group):
-    check, (rank, size) = Check(), true_place()
-
-    def handler(*_: object) -> None:
-        raise KeyError("from a handler")
-
-    before = signal.signal(signal.SIGALRM, handler)
-    for raising in range(size):
-        dist.barrier()
-        said = ""
-        if rank == (raising + 1) % size:
-            time.sleep(0.3)
-        if rank == raising:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-        try:
-            dist.all_reduce(torch.ones(3), group=group)
-        except (KeyError, dist.DistError) as error:
-            said = f"{type(error).__name__}: {error}"
-        wanted = "KeyError" if rank == raising else "DistTimeoutError"
-        check.that(said.startswith(wanted), f"rank {raising} raised: {said}")
-        dist.barrier()
-        check.that(right(group), f"after rank {raising} raised")
-    signal.signal(signal.SIGALRM, before)
-    check.done()
+    calls_that_a_handler_ends(group, 3)
 
 
 def test_no_mixed_outcomes_when_ranks_give_up_at_random(group, count):

@@ -11,7 +11,8 @@ from datetime import timedelta
 import pytest
 import torch
 from cases import Check, here
-from patience import patience
+from lateness import hear, tell
+from patience import at_most, patience
 from worlds import between_nodes
 
 import hpcdist as dist
@@ -20,7 +21,7 @@ from hpcdist.testing import parallel_assert
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Seconds: the group's timeout here, and what a busy machine may add.
-PATIENCE, SLACK = 0.5, 1.5
+PATIENCE, SLACK = 0.5, 4.0
 
 
 @pytest.fixture(params=["shared", "mpi"])
@@ -47,7 +48,7 @@ def errors_of(works: list) -> tuple[list[str], float]:
 
 def test_what_is_queued_behind_a_timeout_fails_with_it(group):
     check, (rank, size) = Check(), here()
-    tensors = [torch.full((n,), float(rank)) for n in (3, 1000, 70_000, 3, 300_000, 1)]
+    tensors = [torch.full((n,), float(rank)) for n in 4 * (3, 1000, 70_000, 3, 300_000, 1)]
     if rank != size - 1:
         works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
         texts, spent = errors_of(works)
@@ -75,7 +76,7 @@ def test_what_is_queued_behind_a_timeout_fails_with_it(group):
 def test_the_clock_of_a_queued_operation_runs_from_its_submission(group):
     """Two behind each other, of which the second is the first one to lack a peer."""
     check, (rank, size) = Check(), here()
-    group.carrier.timeout = 4 * PATIENCE
+    group.carrier.timeout = 8 * PATIENCE
     late = rank == size - 1
     began = time.monotonic()
     if late:
@@ -88,10 +89,10 @@ def test_the_clock_of_a_queued_operation_runs_from_its_submission(group):
         texts, _ = errors_of([second])
         spent = time.monotonic() - began
         check.that(texts[0].startswith("DistTimeoutError: "), texts[0])
-        check.that(spent < 4 * PATIENCE + SLACK * patience(), f"{spent:.2f} s")
+        check.that(spent < 8 * PATIENCE + SLACK * patience(), f"{spent:.2f} s")
         if "timeout after" in texts[0]:
             said = float(texts[0].partition("timeout after ")[2].split()[0])
-            check.that(said > 3.5 * PATIENCE, texts[0])
+            check.that(said > 7.5 * PATIENCE, texts[0])
     dist.barrier()
     if late:
         texts, _ = errors_of([dist.all_reduce(torch.ones(3), group=group, async_op=True)])
@@ -119,13 +120,14 @@ def test_what_is_begun_after_the_failure_was_seen_runs(group):
         works = [dist.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(4)]
         texts, _ = errors_of(works[:1])
         check.that(texts[0].startswith("DistTimeoutError: "), texts[0])
+        tell(size - 1)
         group.carrier.timeout = 20.0
         total = torch.ones(3)
         last = dist.all_reduce(total, group=group, async_op=True)
         texts, _ = errors_of(works[1:])
         check.that(all(text.startswith("DistTimeoutError: ") for text in texts), f"{texts}")
     else:
-        time.sleep(2 * PATIENCE)
+        hear(*range(size))  # who have seen the failure
         for _ in range(4):
             texts, _ = errors_of([dist.all_reduce(torch.ones(3), group=group, async_op=True)])
             check.that(texts[0].startswith("DistTimeoutError: "), texts[0])
@@ -213,7 +215,7 @@ def test_the_tensors_of_one_operation_share_the_deadline():
     if rank == 0:
         stopper.join()
     if text:  # else it was done before the rank stopped
-        check.that(spent < 3 * patience(), f"{spent:.2f} s")
+        check.that(spent < at_most(3), f"{spent:.2f} s")
     dist.barrier()
     dist.destroy_process_group(group)
     check.done()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
-from patience import patience
+from patience import at_most
 
 pytestmark = pytest.mark.jobs
 
@@ -94,4 +94,4 @@ def test_a_full_standard_error_holds_no_watchdog(what):
     assert ended.code == 0, ended.text
     said = re.search(r"timeout True, ([\d.]+) s, (\d+) ticks", ended.text)
     assert said, ended.text
-    assert float(said[1]) < 2 + 1.5 * patience() and int(said[2]) > 0, ended.text
+    assert float(said[1]) < 2 + at_most(1.5) and int(said[2]) > 0, ended.text

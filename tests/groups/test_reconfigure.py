@@ -12,7 +12,7 @@ import pytest
 from jobs import run_job
 from long_form import LONG
 from no_threads import preloaded
-from patience import patience
+from patience import at_most, patience
 from ulfm import OPEN_MPI, only_ulfm
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
@@ -86,7 +86,7 @@ def test_a_rank_that_dies_while_it_holds_memory_is_reported_at_once(count):
     assert died and len(told) == 2, ended.text
     for when, text in told:
         assert "rank 2 " in text and "accumulate" in text, text
-        assert float(when) - float(died[1]) < 5 * patience(), ended.text
+        assert float(when) - float(died[1]) < at_most(5), ended.text
     assert not ended.shm, (ended.shm, ended.text)
     count(1)
 

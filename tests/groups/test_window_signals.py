@@ -17,7 +17,6 @@ import pytest
 import torch
 from breaking import breaking, interrupting
 from cases import here, raw, ring
-from patience import hasty_group
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -287,8 +286,9 @@ def test_a_signal_that_nobody_took_is_not_for_the_next_registration(group: Any) 
 def test_a_wait_has_its_own_timeout(later: bool) -> None:
     """It may be longer than the group's, and shorter."""
     rank, _, before, after = ring()
-    group = hasty_group(0.5)
+    group = dist.new_group()
     window, _ = window_of(group, 1)
+    group.timeout = timedelta(seconds=0.5)
     if rank == 0:
         time.sleep(1.0)
     window.signal(after)

@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from patience import patience
+from patience import at_most
 from ports import free_port
 from tcp_stores import KEY, SERVER, client, master, program, remote, states, stats, until
 
@@ -30,7 +30,7 @@ def test_a_port_in_use_is_named_at_once():
         began = time.monotonic()
         with pytest.raises(DistNetworkError, match=f"port: {port}, EADDRINUSE.*Another process"):
             master(port=port)
-        assert time.monotonic() - began < 2 * patience()
+        assert time.monotonic() - began < at_most(2)
 
 
 def test_it_binds_what_it_was_given_and_nothing_else():
@@ -116,7 +116,7 @@ def test_waiting_for_workers():
     began = time.monotonic()
     with pytest.raises(StoreTimeoutError, match=r"Timed out after 0.2 seconds .* 1/2 clients"):
         master(size=2, timeout=timedelta(milliseconds=200))
-    assert 0.15 < time.monotonic() - began < 0.8 * patience()
+    assert 0.15 < time.monotonic() - began < at_most(0.8)
     port = free_port()
     made = []
 
@@ -152,7 +152,7 @@ def test_a_client_waits_for_its_server():
     began = time.monotonic()
     with pytest.raises(StoreTimeoutError, match="no connection within 300ms: Connection refused"):
         hpcdist.TCPStore("127.0.0.1", port, timeout=0.3, auth_key=KEY)
-    assert 0.28 < time.monotonic() - began < 0.8 * patience()
+    assert 0.28 < time.monotonic() - began < at_most(0.8)
 
 
 # --- servers that die or stop ------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_frozen_server(how):
                 "add": lambda: store.add("k", 1),
                 "wait": lambda: store.wait(["k"]),
             }[how]()
-        assert 0.35 < time.monotonic() - began < 0.95 * patience()
+        assert 0.35 < time.monotonic() - began < at_most(0.95)
         child.send_signal(signal.SIGCONT)
         store.set_timeout(20)
         assert store.get("here") == b"1"  # with a new connection
@@ -197,14 +197,14 @@ def test_a_dead_server():
         began = time.monotonic()
         child.kill()
         thread.join(10)
-        assert problem and problem[0][0] - began < 2 * patience()
+        assert problem and problem[0][0] - began < at_most(2)
         assert "is gone" in problem[0][1] and "never" in problem[0][1]
         assert f"127.0.0.1:{store.port}" in problem[0][1]
         for _ in range(2):
             began = time.monotonic()
             with pytest.raises(DistStoreError, match="is gone"):
                 store.set("k", "v")
-            assert time.monotonic() - began < 2 * patience()
+            assert time.monotonic() - began < at_most(2)
 
 
 def test_another_server_at_the_same_address():
@@ -244,7 +244,7 @@ def test_children_do_not_keep_a_dead_server_s_sockets_open():
         began = time.monotonic()
         with pytest.raises(DistStoreError, match="is gone"):
             store.get("here")
-        assert time.monotonic() - began < 3 * patience()
+        assert time.monotonic() - began < at_most(3)
 
 
 # --- clients in threads, children, and under signals -------------------------------------------
@@ -300,7 +300,7 @@ def test_ctrl_c():
         began = time.monotonic()
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "done\n"
-        assert time.monotonic() - began < 2 * patience()
+        assert time.monotonic() - began < at_most(2)
         assert store.get("interrupted") == b"1"
 
 
@@ -318,8 +318,9 @@ def test_it_answers_while_python_computes():
             began = time.perf_counter()
             store.get("here")
             times.append(time.perf_counter() - began)
-        # A server that needed the GIL would need 5 ms for each, Python's switch interval.
-        assert sorted(times)[len(times) // 2] < 0.004
+        # A server that needed the GIL would need 5 ms for each, Python's switch interval; what else
+        # runs on the machine delays some.
+        assert sorted(times)[len(times) // 10] < 0.004
 
 
 def test_many_clients_at_once():

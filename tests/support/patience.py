@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MOST = 6.0
 #: Seconds of a core that `_work` takes on the machine for which the limits were chosen.
 USUAL = 0.012
+#: Seconds for which a machine may keep one process from running at all.
+STALL = 2.5
 
 
 def patience() -> float:
@@ -30,6 +32,14 @@ def patience() -> float:
     # What has begun within this minute counts in part only among what ran in it.
     busy = max(float(minute), float(running.partition("/")[0]))
     return min(max(1.0, busy / len(os.sched_getaffinity(0))) * slowness(), MOST)
+
+
+def at_most(seconds: float) -> float:
+    """Return the limit of what takes at most so many seconds on a quiet machine.
+
+    Where a group's or a store's timeout is long, it still tells what ends early from what waits.
+    """
+    return seconds * patience() + STALL
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from datetime import timedelta
 
@@ -155,14 +154,13 @@ def test_async_operations_are_on_a_stream_of_their_own():
         data = gpu(torch.zeros(4))
         # the group's stream waits for what the current one does before ...
         ones = torch.ones(4)
-        stream.kernel(0.5, data.data_ptr(), ones.data_ptr(), data.nbytes)
+        stream.kernel(3.0, data.data_ptr(), ones.data_ptr(), data.nbytes)
         work = dist.all_reduce(data, async_op=True)
         parallel_assert(
             bool((data.as_subclass(torch.Tensor) == 0).all()) and not work.is_completed()
         )
         # ... and the current one for it, from wait() on; the caller does not
-        began = time.monotonic()
-        parallel_assert(work.wait() and time.monotonic() - began < 0.4)
+        parallel_assert(work.wait() and bool((data.as_subclass(torch.Tensor) == 0).all()))
         parallel_assert(bool((cpu(data) == dist.get_world_size()).all()))
         parallel_assert(work.is_completed() and work.is_success() and work.exception() is None)
         parallel_assert(work.result()[0] is data)

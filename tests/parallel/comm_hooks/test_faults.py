@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lateness import once_others_have_ended
 from torch import nn
 
 import hpcdist as dist
@@ -322,7 +323,7 @@ def test_an_exception_when_all_averages_are_under_way(
 def test_a_late_rank_is_named_where_a_hook_returns_a_future_of_its_own() -> None:
     """The operation behind the future has the same time, and says more."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    group = dist.new_group()
     model = dist.DistributedDataParallel(nn.Linear(30, 40), process_group=group)
 
     def hook(state, bucket):
@@ -333,13 +334,13 @@ def test_a_late_rank_is_named_where_a_hook_returns_a_future_of_its_own() -> None
     model(torch.ones(2, 30)).sum().backward()
     loss = model(torch.ones(2, 30)).sum()
     dist.barrier()
-    if rank == size - 1:
-        time.sleep(1.5)
+    group.timeout = timedelta(seconds=0.5)
     heard = ""
-    try:
-        loss.backward()
-    except Exception as error:
-        heard = str(error)
+    with once_others_have_ended(size - 1):
+        try:
+            loss.backward()
+        except Exception as error:
+            heard = str(error)
     parallel_assert(rank == size - 1 or f"rank {size - 1}" in heard, heard)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from ddp_cases import in_pieces
-from patience import hasty_group, patience
+from patience import at_most, hasty_group
 from torch import nn
 
 import hpcdist as dist
@@ -104,7 +104,7 @@ def test_modules_that_differ(build: Callable[[], nn.Module], found: str) -> None
     began = time.monotonic()
     with parallel_raises(dist.DistMismatchError, match=found) as raised:
         DDP(module)
-    parallel_assert(time.monotonic() - began < 1.0 * patience())
+    parallel_assert(time.monotonic() - began < at_most(1.0))
     # With two ranks neither is the majority, and rank 0 counts as right.
     odd = dist.get_world_size() - 1
     text = str(raised.value)
@@ -234,7 +234,7 @@ def test_parameters_unused_on_one_rank_stop_all(cap: float | None) -> None:
         expected, text = dist.DistError, r"middle\.weight, middle\.bias"
     with parallel_raises(expected, match=text):
         loss.backward()
-    parallel_assert(time.monotonic() - began < 2.0 * patience())
+    parallel_assert(time.monotonic() - began < at_most(2.0))
     with parallel_raises(dist.DistError, match="an earlier backward pass failed"):
         model(x)
     again = DDP(model.module)  # the way to go on that the message names
@@ -326,8 +326,10 @@ def test_an_exception_in_backward_is_heard_at_once_and_all_stay_in_step(find: bo
 @pytest.mark.mpi(min_size=2)
 def test_what_a_backward_left_behind_does_not_fail_the_next_wrapper() -> None:
     """Its buckets time out after the exception, and nobody waits for them any more."""
-    group = hasty_group(0.3)
+    group = dist.new_group()
     model, x = DDP(layers(4, 5, 6), process_group=group, bucket_cap_mb=0), torch.ones(2, 4)
+    dist.barrier()
+    group.timeout = timedelta(seconds=0.3)
     model.module[0].weight.register_hook(explode if last() else lambda grad: grad)
     time.sleep(0 if last() else 0.5)
     with pytest.raises(Boom if last() else dist.DistError):
@@ -337,25 +339,21 @@ def test_what_a_backward_left_behind_does_not_fail_the_next_wrapper() -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.fixture
-def impatient() -> Iterator[dist.ProcessGroup]:
-    group = hasty_group(1)
-    yield group
-    dist.barrier()
-    dist.destroy_process_group(group)
-
-
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_never_comes_to_backward(impatient: dist.ProcessGroup) -> None:
-    model, x = DDP(layers(3, 3, 3), process_group=impatient), torch.ones(2, 3)
+def test_a_rank_that_never_comes_to_backward() -> None:
+    group = dist.new_group()
+    model, x = DDP(layers(3, 3, 3), process_group=group), torch.ones(2, 3)
     loss = model(x).sum()
+    group.timeout = timedelta(seconds=1)
     if not last():
         began = time.monotonic()
         with pytest.raises(dist.DistTimeoutError, match=str(dist.get_world_size() - 1)):
             loss.backward()
-        assert time.monotonic() - began < 3 * patience()
+        assert time.monotonic() - began < at_most(3)
         with pytest.raises(dist.DistError, match=r"earlier backward pass failed \(DistTimeoutErr"):
             model(x)
+    dist.barrier()
+    dist.destroy_process_group(group)
 
 
 def test_gradients_of_gradients_are_refused() -> None:
