@@ -230,6 +230,15 @@ def test_a_failure_makes_ci_fail_and_a_success_does_not(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_the_caller_has_set_decides_nothing(tmp_path, monkeypatch):
+    names = "HPCDIST_CHECK", "HPCDIST_NODES", "PYTHONOPTIMIZE", "PYTEST_ADDOPTS"
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    done = shell(tmp_path, "env")
+    assert done.returncode == 0 and "HPCDIST_TEST_CI=" in done.stdout, done.stdout + done.stderr
+    assert not [name for name in names if f"\n{name}=" in done.stdout], done.stdout
+
+
 def test_a_failure_that_cannot_be_noted_ends_ci(tmp_path):
     """As on a full disk: none is lost."""
     script = "rm $work/failures; mkdir $work/failures; check 20 one false || true; echo went on"
