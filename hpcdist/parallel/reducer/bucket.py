@@ -334,6 +334,16 @@ class Bucket:
     def let_go(self) -> None:
         """Give up what a failed pass still works on, if that is no memory of the bucket's own."""
 
+    def stays(self, without_copy: bool) -> bool:
+        """Whether a gradient need not be moved when it is ready, as it is reduced where it lies.
+
+        Parameters
+        ----------
+        without_copy : bool
+            As for :meth:`pack`.
+        """
+        return False
+
     def pack_one(self, place: int) -> None:
         """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
         if self.views[place].data_ptr() != self._starts[place]:
@@ -367,8 +377,12 @@ class Bucket:
         return self._all_reduce(comm, op, not wait, extra)
 
     def _all_reduce(self, comm: Carrier, op: Any, async_op: bool, extra: int) -> Any:
-        api = API_SKIPS if extra & DIGEST else API
-        return comm.all_reduce(self.reduced, op, async_op, api=api, extra=extra)
+        return comm.all_reduce(self.reduced, op, async_op, api=self._api(extra), extra=extra)
+
+    @staticmethod
+    def _api(extra: int) -> str:
+        """Return the name of the call for the other ranks, which tells what `extra` is."""
+        return API_SKIPS if extra & DIGEST else API
 
     def _divide(self, divisor: int | None, before: bool) -> None:
         """Divide, float16 before the sum: that may be infinite where the average is not."""

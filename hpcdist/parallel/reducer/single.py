@@ -9,7 +9,7 @@ import torch
 
 from hpcdist.backends.carrier import Carrier
 from hpcdist.errors import DistError
-from hpcdist.parallel.reducer.bucket import API, Bucket
+from hpcdist.parallel.reducer.bucket import Bucket
 from hpcdist.parallel.reducer.memory import exchange, lend, lies_there, take_back
 
 
@@ -49,6 +49,10 @@ class SingleBucket(Bucket):
     def in_place(self) -> bool:
         """Whether the gradient is reduced in its own memory in this pass."""
         return self.reduced is not self.buffer
+
+    def stays(self, without_copy: bool) -> bool:
+        """Whether the gradient need not be moved when it is ready; see :meth:`Bucket.stays`."""
+        return without_copy
 
     def pack(self, without_copy: bool = False) -> None:
         """Copy the gradient into the buffer, unless it can be reduced from where it lies.
@@ -96,7 +100,7 @@ class SingleBucket(Bucket):
             return super()._all_reduce(comm, op, async_op, extra)
         assert comm.native is not None, "only its memory is read from"
         return comm.native.all_reduce(
-            self.buffer, op, async_op, api=API, extra=extra, source=self.source
+            self.buffer, op, async_op, api=self._api(extra), extra=extra, source=self.source
         )
 
     def take(self, result: torch.Tensor | None, keep: Sequence[int], divisor: int | None) -> None:
