@@ -93,8 +93,8 @@ class GradBucket:
     def _after_pass(self, call: Callable[[], None]) -> None:
         """Let DDP call something when it has handed out the averages of this pass.
 
-        That is the end of backward, or of ``finalize_backward()``. A rank that shadows the others'
-        passes (join) does not call it: DDP restores its gradients.
+        That is the end of backward, or of ``finalize_backward()``; on a rank that shadows the
+        others' passes (join), the end of each of these.
         """
         if self._after is not None:
             self._after.append(call)

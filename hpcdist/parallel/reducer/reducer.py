@@ -478,8 +478,7 @@ class Reducer:
                 if self.transfer.has_hook:
                     self._usage.wait()  # all ranks are in it, or none comes to the end
                     self.transfer.agree(self.buckets)
-                for call in self.transfer.after_pass:
-                    call()
+                self.transfer.call_after_pass()
         except BaseException as error:
             self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             name_nans(error, self._names, self._parameters)
@@ -507,6 +506,7 @@ class Reducer:
             with torch.no_grad():
                 self._pipeline.shadow(counted)
                 self.transfer.agree(self.buckets)
+                self.transfer.call_after_pass()
         except BaseException as error:
             self._failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise

@@ -125,6 +125,11 @@ class Transfer:
         """Do not count some calls of the group, which moved no bucket of this pass."""
         self._first += calls
 
+    def call_after_pass(self) -> None:
+        """The averages are in place on all ranks: call what a hook has left for that."""
+        for call in self.after_pass:
+            call()
+
     def over(self) -> None:
         """The pass is over, in one way or another."""
         self.passes += 1

@@ -96,11 +96,12 @@ def test_what_was_sent_in_vain_is_put_back(hook: Any, wrapper: str, cap: float, 
                 parallel_assert(kept != use, at)
 
 
-def test_a_rank_that_is_done_keeps_its_error_too() -> None:
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_rank_that_is_done_keeps_its_error_too(wrapper: str) -> None:
     """It shadows the passes of the others, which do not use the first parameter."""
     model = dist.DistributedDataParallel(Net(), find_unused_parameters=True)
     state = hooks.PowerSGDState(None, 2, 2)
-    model.register_comm_hook(state, hooks.powerSGD_hook)
+    model.register_comm_hook(state, WRAPPERS[wrapper](hooks.powerSGD_hook))
     last = dist.get_rank() == dist.get_world_size() - 1
     before: dict[int, torch.Tensor] = {}
     with model.join():
