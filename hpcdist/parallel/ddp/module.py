@@ -100,8 +100,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         Of one dimension, in place of `process_group`.
     skip_all_reduce_unused_params : bool
         With `find_unused_parameters`: skip buckets of which no parameter is used, except under
-        :meth:`join`. The unused parameters must then be the same on all ranks; else, without a
-        communication hook, backward raises :class:`~hpcdist.DistMismatchError`.
+        :meth:`join`. The unused parameters must then be the same on all ranks; else backward
+        raises :class:`~hpcdist.DistMismatchError`, with a communication hook at its end.
     bucket_cap_mb_list : list of float, optional
         A size for each bucket in place of `bucket_cap_mb`; the last one applies to all that follow.
     batched_grad_copy : bool

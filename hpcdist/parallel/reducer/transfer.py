@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from hpcdist._engine import Comm
 from hpcdist.backends.dispatch import serving
 from hpcdist.backends.hooked import Hooked
 from hpcdist.errors import DistError, DistMismatchError
+from hpcdist.groups.comparison import digest, naming
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.bucket import DIGEST
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -19,6 +22,9 @@ from hpcdist.parallel.reducer.results import gradients_in
 # A last bucket below this size does not justify the handover to the group's thread and back, about
 # 60 µs: the computing thread reduces it at the end of backward.
 _SMALL = 1 << 19
+
+# Moved where only the entry check matters.
+_NOTHING = np.empty(0, np.uint8)
 
 # The name that peers see of the call with which a pass with a hook ends.
 API_END = "DistributedDataParallel: end of a backward with a communication hook"
@@ -118,7 +124,7 @@ class Transfer:
 
     def end(self) -> None:
         """It has ended well."""
-        if self._hook is not None:
+        if self._hook is not None and self._given:  # else all buckets were left out
             self._calls = self._made() - self._ended
 
     def leave_out(self, calls: int) -> None:
@@ -161,7 +167,12 @@ class Transfer:
             raise DistError("the last collective of this backward failed on all ranks")
         before = comm.seq
         try:
-            comm.barrier(api=api)
+            if self.skips and api == API_END:
+                said = [(bucket.members, sorted(bucket.unused)) for bucket in buckets]
+                with naming("the parameters without a gradient, by bucket"):
+                    comm.all_reduce(_NOTHING, api=api, extra=digest(self.passes, said))
+            else:
+                comm.barrier(api=api)
         finally:
             self._ended = comm.seq != before
 
@@ -178,8 +189,11 @@ class Transfer:
         """Where this pass ends with a call, or None: not on a GPU, whose stream it awaits."""
         if self._hook is None or self._ended or self._generation != self.group.members.generation:
             return None
-        if not self._made() and (self._calls is not None or not hasattr(self.comm, "seq")):
-            return None  # in the first pass, a rank whose hook fails makes as many calls as buckets
+        # A rank that leaves all buckets out makes no call either: the others may not. And in the
+        # first pass, a rank whose hook fails makes as many calls as buckets.
+        alone = self._calls == 0 or (self._calls is not None and self._given)
+        if not self._made() and (alone or not hasattr(self.comm, "seq")):
+            return None
         comm = serving(self.comm, buckets[0].buffer).native
         return comm if comm is not None and comm.check > 0 else None
 
