@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.refusal import refusing
 from hpcdist.groups.comparison import same_arguments
 from hpcdist.groups.numbers import yes_or_no
 from hpcdist.groups.process_group import ProcessGroup
@@ -130,13 +132,14 @@ class Join:
     ValueError
         If there is no joinable, they have different groups, or one is in the block of another Join.
     TypeError
-        If `enable` or `throw_on_early_termination` is not a boolean.
+        If a flag is not a boolean.
     RuntimeError
         With `throw_on_early_termination`: on the rank that ran out of inputs at the end of the
         block, on the others at their next step.
     DistMismatchError
         On all ranks, if they enter it with different arguments, or if a step makes collectives that
-        no hook shadows, for instance an ``all_reduce`` of the loss inside the block.
+        no hook shadows, for instance an ``all_reduce`` of the loss inside the block. On the others,
+        if one rank raises because of its arguments.
 
     Notes
     -----
@@ -170,9 +173,10 @@ class Join:
                 f"{', '.join(sorted({repr(group.name) for group in groups}))}"
             )
         self._group = groups[0]
-        self._enable = yes_or_no(enable, "enable")
-        self._throw = yes_or_no(throw_on_early_termination, "throw_on_early_termination")
-        self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
+        with refusing(agreeing(self._group.carrier), API):  # the others enter the block, and wait
+            self._enable = yes_or_no(enable, "enable")
+            self._throw = yes_or_no(throw_on_early_termination, "throw_on_early_termination")
+            self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
         self._refuse_nested()
         self._facts = {"throw_on_early_termination": self._throw, **kwargs}
         self._set(self._enable)

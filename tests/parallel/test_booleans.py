@@ -52,6 +52,27 @@ def test_what_is_no_boolean(what, name, wrong):
         MAKE[what](**{name: wrong})
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what, name", ALL)
+def test_a_rank_whose_value_is_wrong_tells_the_others(what, name):
+    """They waited for it in the constructor, or in front of the block, until the timeout."""
+    last = dist.get_world_size() - 1
+    wrong = dist.get_rank() == last
+    refused = None
+    try:
+        made = MAKE[what](**({name: "False"} if wrong else {}))
+        if "join" in what:
+            with made:
+                pass
+    except Exception as error:
+        refused = error
+    parallel_assert(
+        type(refused) is (TypeError if wrong else dist.DistMismatchError), repr(refused)
+    )
+    parallel_assert(f"{name} must be True or False, not str" in str(refused), str(refused))
+    dist.barrier()
+
+
 #: What keeps a value where it can be looked at; the others are seen by what they do.
 KEPT = [pair for pair in ALL if pair[1] not in ("init_sync", "check_reduction")]
 

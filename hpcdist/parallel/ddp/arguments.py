@@ -129,6 +129,23 @@ def name_of(module: torch.nn.Module, parameter: torch.Tensor | None) -> str | No
     return next((name for name, each in module.named_parameters() if each is parameter), None)
 
 
+def check_delayed(named: Any, trigger: Any) -> None:
+    """Raise unless both the delayed parameters and their trigger are given, or neither."""
+    if (named is None) != (trigger is None):
+        raise ValueError(
+            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same "
+            "time."
+        )
+
+
+def is_false(flag: Any) -> bool:
+    """Return whether a flag is given as false; not if it is no boolean at all."""
+    try:
+        return not yes_or_no(flag, "flag")
+    except TypeError:
+        return False
+
+
 def which_buffers(broadcast: bool | None, forward: bool | None) -> tuple[bool, bool]:
     """Return whether buffers are copied at construction, and before forwards.
 

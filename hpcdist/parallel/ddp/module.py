@@ -116,11 +116,12 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     ------
     DistMismatchError
         On all ranks, if the ranks' modules or arguments differ; names the rank and the parameter.
+        On the others, if one rank raises because of its arguments.
     ValueError
         If an argument is out of range or not available, if this process is not in the group, or
         if no parameter requires a gradient.
     TypeError
-        If `module` is not a ``torch.nn.Module``, or a boolean argument is something else.
+        If `module` is not a ``torch.nn.Module``, or a flag is not a boolean.
     RuntimeError
         If both a group and a mesh are given, or a mesh of several dimensions.
 
@@ -158,49 +159,57 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     ) -> None:
         torch.nn.Module.__init__(self)
         Uneven.__init__(self)
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-        if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
-            raise ValueError(
-                "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the "
-                "same time."
-            )
-        if yes_or_no(check_reduction, "check_reduction"):
-            warnings.warn("check_reduction has no effect", FutureWarning, stacklevel=2)
-        self.device_ids = device_ids
-        self._inputs_to = arguments.input_device(
-            module.parameters(), device_ids, output_device, dim
-        )
-        self._caps = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
-        self._tail = arguments.MIB if bucket_cap_mb is None and not bucket_cap_mb_list else None
-        init_buffers, self.forward_sync_buffers = arguments.which_buffers(
-            broadcast_buffers, forward_sync_buffers
-        )
-        self.module = module
         self.process_group = arguments.group_of(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        self.find_unused_parameters = yes_or_no(find_unused_parameters, "find_unused_parameters")
-        self.gradient_as_bucket_view = yes_or_no(gradient_as_bucket_view, "gradient_as_bucket_view")
-        self.skip_all_reduce_unused_params = yes_or_no(
-            skip_all_reduce_unused_params, "skip_all_reduce_unused_params"
-        )
-        self.batched_grad_copy = yes_or_no(batched_grad_copy, "batched_grad_copy")
-        self.lazy_bucket_allocation = yes_or_no(lazy_bucket_allocation, "lazy_bucket_allocation")
-        self.static_graph = yes_or_no(static_graph, "static_graph")
-        self.mixed_precision = mixed_precision
-        self.bucket_bytes_cap = max(self._caps)
-        # torch's compiler refuses a size below that of its first bucket.
-        self._for_compilers: Any = SimpleNamespace(
-            bucket_bytes_cap=max(self.bucket_bytes_cap, arguments.MIB)
-        )
-        self.require_backward_grad_sync = True
-        self.require_forward_param_sync = True
-        self._delayed_parameters = list(delay_all_reduce_named_params or ())
-        self._delay_trigger = param_to_hook_all_reduce
-        self._divide_by_initial_world_size = True
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        if yes_or_no(init_sync, "init_sync") and not joining.defers(self.process_group, self):
+        # the others wait in the comparison, if there is one
+        due = int(not arguments.is_false(init_sync))
+        with refusing_parts(agreeing(self.process_group.carrier), API, due):
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+            arguments.check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
+            if yes_or_no(check_reduction, "check_reduction"):
+                warnings.warn("check_reduction has no effect", FutureWarning, stacklevel=2)
+            self.device_ids = device_ids
+            self._inputs_to = arguments.input_device(
+                module.parameters(), device_ids, output_device, dim
+            )
+            self._caps = arguments.bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
+            self._tail = arguments.MIB if bucket_cap_mb is None and not bucket_cap_mb_list else None
+            init_buffers, self.forward_sync_buffers = arguments.which_buffers(
+                broadcast_buffers, forward_sync_buffers
+            )
+            self.module = module
+            self.find_unused_parameters = yes_or_no(
+                find_unused_parameters, "find_unused_parameters"
+            )
+            self.gradient_as_bucket_view = yes_or_no(
+                gradient_as_bucket_view, "gradient_as_bucket_view"
+            )
+            self.skip_all_reduce_unused_params = yes_or_no(
+                skip_all_reduce_unused_params, "skip_all_reduce_unused_params"
+            )
+            self.batched_grad_copy = yes_or_no(batched_grad_copy, "batched_grad_copy")
+            self.lazy_bucket_allocation = yes_or_no(
+                lazy_bucket_allocation, "lazy_bucket_allocation"
+            )
+            self.static_graph = yes_or_no(static_graph, "static_graph")
+            self.mixed_precision = mixed_precision
+            self.bucket_bytes_cap = max(self._caps)
+            # torch's compiler refuses a size below that of its first bucket.
+            self._for_compilers: Any = SimpleNamespace(
+                bucket_bytes_cap=max(self.bucket_bytes_cap, arguments.MIB)
+            )
+            self.require_backward_grad_sync = True
+            self.require_forward_param_sync = True
+            self._delayed_parameters = list(delay_all_reduce_named_params or ())
+            self._delay_trigger = param_to_hook_all_reduce
+            self._divide_by_initial_world_size = True
+            self.parameters_to_ignore = set(
+                getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+            )
+            compares = yes_or_no(init_sync, "init_sync")
+        if compares and not joining.defers(self.process_group, self):
             self._init_sync(init_buffers)
         else:
             arguments.check_tensors(self._synced(init_buffers))
