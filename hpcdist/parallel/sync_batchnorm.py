@@ -8,6 +8,8 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from hpcdist._ops import ReduceOp
 from hpcdist.groups import state as _group
@@ -149,7 +151,14 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         -------
         torch.nn.Module
             The module, or its replacement. Parameters and buffers are the same tensors.
+
+        Raises
+        ------
+        ValueError
+            If a lazy layer has not seen a batch yet, so that it has no parameters; nothing is
+            changed then.
         """
+        _check_initialized(module)
         return cls._converted(module, process_group, {})
 
     @classmethod
@@ -161,7 +170,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     ) -> torch.nn.Module:
         if id(module) in done:  # a module may have several names, also in one parent
             return done[id(module)]
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, _BatchNorm):
             converted = cls(
                 module.num_features,
                 module.eps,
@@ -228,8 +237,19 @@ class TorchLayers:
             (children, name, child)
             for children in parents
             for name, child in children.items()
-            if isinstance(child, torch.nn.modules.batchnorm._BatchNorm)
+            if isinstance(child, _BatchNorm)
         ]
+
+
+def _check_initialized(module: torch.nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, LazyModuleMixin) and isinstance(layer, _BatchNorm):
+            if layer.has_uninitialized_params():
+                raise ValueError(
+                    f"{name or 'the module'} is a {type(layer).__name__} that has seen no batch "
+                    "yet, so its number of channels is unknown: run a batch through the module "
+                    "on every rank, then convert it"
+                )
 
 
 def _check_real(**tensors: torch.Tensor | None) -> None:

@@ -156,6 +156,20 @@ def test_convert():
     parallel_assert(isinstance(SyncBatchNorm.convert_sync_batchnorm(inner), nn.SyncBatchNorm))
 
 
+def test_convert_a_lazy_layer():
+    """Its parameters were taken over before they were there, and forward failed."""
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.LazyBatchNorm1d()))
+    with parallel_raises(ValueError, match=r"1\.0 is a LazyBatchNorm1d that has seen no batch"):
+        SyncBatchNorm.convert_sync_batchnorm(module)
+    parallel_assert(not isinstance(module[0], SyncBatchNorm), "the first layer was converted")
+    with parallel_raises(ValueError, match="the module is a LazyBatchNorm2d"):
+        SyncBatchNorm.convert_sync_batchnorm(nn.LazyBatchNorm2d())
+    module(torch.ones(2, 3))
+    converted = SyncBatchNorm.convert_sync_batchnorm(module)
+    parallel_assert(isinstance(converted[1][0], SyncBatchNorm))
+    converted(torch.ones(2, 3)).sum().backward()
+
+
 def test_a_bias_without_a_weight_is_trained(rng):
     """DDP called it unused, and without DDP nothing was said."""
     size, me = dist.get_world_size(), dist.get_rank()
