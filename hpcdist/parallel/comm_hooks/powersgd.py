@@ -26,6 +26,7 @@ from hpcdist.parallel.comm_hooks._future import (
 from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_feedback import Feedback, layout_of
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
+from hpcdist.parallel.comm_hooks.powersgd_undo import Before
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 API = counting("powerSGD_hook", "step")
@@ -156,11 +157,9 @@ def _memory(
         and (p.numel(), q.numel()) == (p_size, q_size)
         and p.dtype == q.dtype == like.dtype
     ):
-        if state._before is not None:
-            state._before.keep_q(index, q)
+        state._keep(Before.keep_q, index, q)
         return p, q, False
-    if state._before is not None:
-        state._before.keep_q(index, None)
+    state._keep(Before.keep_q, index, None)
     p, q = like.new_empty(p_size), like.new_empty(q_size)
     if state.warm_start:
         state.p_memory_dict[index], state.q_memory_dict[index] = p, q

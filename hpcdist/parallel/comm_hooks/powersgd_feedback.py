@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
+from hpcdist.parallel.comm_hooks.powersgd_undo import Before
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 
@@ -60,9 +61,9 @@ class Feedback:
             return
         error = self._kept.sub_(approximation)
         self._hold(error)
-        if self._state._before is not None:
-            self._state._before.keep_error(self._state, self._bucket.index())
-        self._state.error_dict[self._bucket.index()] = error
+        index, errors = self._bucket.index(), self._state.error_dict
+        self._state._keep(Before.keep_error, index, errors.get(index))
+        errors[index] = error
 
     def _hold(self, error: torch.Tensor) -> None:
         """Copy the former errors of what this rank does not use.

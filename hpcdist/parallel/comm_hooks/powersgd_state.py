@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,7 +78,7 @@ class PowerSGDState(Counting):
     Raises
     ------
     TypeError
-        If an option is no number, or no whole one or no boolean where that is needed.
+        If an option is no number, or no whole one where that is needed, or a flag is not a boolean.
     ValueError
         If `start_powerSGD_iter` is too small, the approximation's rank below 1, or the epsilon
         negative or infinite.
@@ -229,6 +230,16 @@ class PowerSGDState(Counting):
             self._undo()
             if getattr(bucket, "_first", False):
                 self._before = Before(self)
+
+    def _keep(
+        self,
+        keep: Callable[[Before, int, torch.Tensor | None], None],
+        index: int,
+        tensor: torch.Tensor | None,
+    ) -> None:
+        """Keep what a pass replaces of a bucket, until it is known that the pass counts."""
+        if self._before is not None:
+            keep(self._before, index, tensor)
 
     def _undo(self) -> None:
         before, self._before = self._before, None

@@ -35,9 +35,9 @@ class Before:
         self._errors: dict[int, torch.Tensor | None] = {}
         self._qs: dict[int, torch.Tensor | None] = {}
 
-    def keep_error(self, state: Memory, index: int) -> None:
+    def keep_error(self, index: int, error: torch.Tensor | None) -> None:
         """Keep the error of a bucket, which is about to be replaced."""
-        self._errors.setdefault(index, state.error_dict.get(index))
+        self._errors.setdefault(index, error)
 
     def keep_q(self, index: int, q: torch.Tensor | None) -> None:
         """Keep a copy of the Q of a bucket, which is about to be overwritten; None if drawn."""
