@@ -73,7 +73,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     Raises
     ------
     TypeError
-        If `params` are neither parameters nor groups of them, or a boolean is something else.
+        If `params` are neither parameters nor groups of them, or a flag is not a boolean.
     ValueError
         If there are none, one is sparse, or the class cannot step shares.
     DistMismatchError

@@ -21,7 +21,7 @@ def options(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     TypeError
-        If one is no number, or no whole one or no boolean where that is needed.
+        If one is no number, or no whole one where that is needed, or a flag is not a boolean.
     ValueError
         If one is not a number (NaN), too small, or infinite where that has no meaning.
     """

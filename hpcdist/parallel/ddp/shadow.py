@@ -221,7 +221,7 @@ class Uneven(Joinable):
         ValueError
             With delayed parameters or a buffer hook, whose collectives it does not shadow.
         TypeError
-            If ``divide_by_initial_world_size`` is not a boolean.
+            If a flag is not a boolean.
         """
         if self._delayed is not None or self._buffers_of_module.has_hook:
             raise ValueError(
