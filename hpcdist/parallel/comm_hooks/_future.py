@@ -232,6 +232,16 @@ def group_of(group: ProcessGroup | None) -> ProcessGroup:
     return member(group)
 
 
+def check_state(state: Any, kind: type, hook: str) -> None:
+    """Raise TypeError for a state that a hook cannot use, such as None or that of torch's hook."""
+    if not isinstance(state, kind):
+        given = type(state)
+        raise TypeError(
+            f"the state of {hook} must be a {kind.__module__.rpartition('.')[0]}.{kind.__name__}, "
+            f"not {given.__module__}.{given.__qualname__}; pass one to register_comm_hook"
+        )
+
+
 def dense_buffer(bucket: GradBucket, hook: str) -> torch.Tensor:
     """Return the buffer of a bucket; raise for a sparse one."""
     buffer = bucket.buffer()

@@ -14,6 +14,7 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._future import (
     Driven,
     begins,
+    check_state,
     dense_buffer,
     group_of,
     in_use,
@@ -207,6 +208,7 @@ def optimizer_in_backward_hook(
     Source: the private hook of ``torch.distributed.algorithms.ddp_comm_hooks`` behind
     ``torch.distributed.optim._apply_optimizer_in_backward``.
     """
+    check_state(state, OptimizerInBackward, "optimizer_in_backward_hook")
     buffer = dense_buffer(bucket, "optimizer_in_backward_hook")
     group = group_of(state.process_group)
     if begins(bucket):

@@ -8,7 +8,13 @@ from hpcdist.groups.numbers import steps, yes_or_no
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
-from hpcdist.parallel.comm_hooks._future import Counting, counted, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._future import (
+    Counting,
+    check_state,
+    counted,
+    dense_buffer,
+    group_of,
+)
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
@@ -35,8 +41,7 @@ class PostLocalSGDState(Counting):
     Raises
     ------
     TypeError
-        If `start_localSGD_iter` is not a whole number, or `post_local_gradient_allreduce` not a
-        boolean.
+        If `start_localSGD_iter` is not a whole number, or a flag is not a boolean.
 
     Notes
     -----
@@ -92,6 +97,7 @@ def post_localSGD_hook(
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook``; Lin et al. 2018,
     arXiv:1808.07217.
     """
+    check_state(state, PostLocalSGDState, "post_localSGD_hook")
     if state.iter < state.start_localSGD_iter:
         group = group_of(state.process_group)
         return counted(state, bucket, average(group, dense_buffer(bucket, API), API))

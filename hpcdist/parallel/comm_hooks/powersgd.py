@@ -18,6 +18,7 @@ from hpcdist._ops import ReduceOp
 from hpcdist.parallel.comm_hooks._future import (
     Stages,
     begins,
+    check_state,
     count_left_out,
     counted,
     dense_buffer,
@@ -55,6 +56,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook``, whose numbers it gives
     for the same seed; Vogels et al. 2019, arXiv:1905.13727.
     """
+    check_state(state, PowerSGDState, API)
     buffer = dense_buffer(bucket, API)
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))
@@ -90,6 +92,7 @@ def batched_powerSGD_hook(
     -----
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.batched_powerSGD_hook``.
     """
+    check_state(state, PowerSGDState, "batched_powerSGD_hook")
     buffer = dense_buffer(bucket, "batched_powerSGD_hook")
     if state.iter < state.start_powerSGD_iter:
         return counted(state, bucket, average(group_of(state.process_group), buffer, API))

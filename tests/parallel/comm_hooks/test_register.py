@@ -12,6 +12,7 @@ from patience import at_most
 from torch import nn
 
 import hpcdist as dist
+from hpcdist.parallel import comm_hooks
 from hpcdist.parallel.comm_hooks import fp16_compress_wrapper
 from hpcdist.testing import parallel_assert, parallel_raises
 
@@ -127,6 +128,26 @@ def test_what_is_no_gradient_is_refused(make: Any, text: str) -> None:
     model = DDP(layers())
     model.register_comm_hook(None, hook)
     with parallel_raises(TypeError, match=f"communication hook.*{text}"):
+        model(batch()).square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("hook", "kind"),
+    [
+        (comm_hooks.powerSGD_hook, "PowerSGDState"),
+        (comm_hooks.batched_powerSGD_hook, "PowerSGDState"),
+        (comm_hooks.post_localSGD_hook, "PostLocalSGDState"),
+        (comm_hooks.optimizer_in_backward_hook, "OptimizerInBackward"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused(hook: Any, kind: str) -> None:
+    """It was an AttributeError."""
+    model = DDP(layers())
+    model.register_comm_hook(None, hook)
+    text = (
+        f"the state of {hook.__name__} must be a hpcdist.parallel.comm_hooks.{kind}, not builtins"
+    )
+    with parallel_raises(TypeError, match=text):
         model(batch()).square().sum().backward()
 
 
