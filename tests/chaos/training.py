@@ -128,7 +128,7 @@ class Trainer:
             self.recover()
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Begin anew; what the parameters let go, and someone keeps, must stay as it is."""
+        """Clear the gradients, and keep them with copies: what comes later must not change them."""
         grads = [parameter.grad for parameter in self.model.module.parts]
         own = set_to_none and not self.views  # a view shows what comes to its bucket
         self.kept = [(grad, grad.clone()) for grad in grads if own and grad is not None]
