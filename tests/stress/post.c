@@ -224,6 +224,8 @@ static int check(hd_comm *c, uint64_t op, int at, double patience, char *text)
         fprintf(stderr, "rank %d: check %llu has %s\n", me, (unsigned long long)op, rc == RESULT ? "no letter" : "one");
         __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
     }
+    j.in = &j.in1;
+    j.out = &j.out1;
     hd_job_clear(&j);
     return rc;
 }
@@ -251,6 +253,19 @@ static void compare(void)
     }
 }
 
+static int nodes_of_ranks[MOST];
+static hd_stretch stretches[MOST];
+
+static void place_ranks(void)
+{
+    for (int r = 0; r < ranks; r++) {
+        nodes_of_ranks[r] = r / each;
+        stretches[r / each].last = r;
+        if (r % each == 0)
+            stretches[r / each].first = r;
+    }
+}
+
 static void enter(hd_comm *c)
 {
     hd_caucus *k = calloc(1, sizeof *k);
@@ -261,6 +276,9 @@ static void enter(hd_comm *c)
     }
     *k = (hd_caucus){.place = me % each, .ranks = each, .speakers = SPEAKERS, .at = halls[me / each]};
     k->nodes = (ranks + each - 1) / each;
+    k->node = me / each;
+    k->node_of = nodes_of_ranks;
+    k->stretch = stretches;
     k->room = hd_caucus_room(each);
     if (me / each == (ranks - 1) / each)
         k->ranks = ranks - me / each * each; /* a smaller node */
@@ -434,6 +452,7 @@ int main(int argc, char **argv)
     open_boxes(ranks);
     if (argc > 4)
         each = atoi(argv[4]);
+    place_ranks();
     hall = hd_caucus_bytes(each, hd_caucus_room(each));
     mail_to = world_rank;
     for (int i = 0; i < ROUNDS; i++)

@@ -263,8 +263,7 @@ PROGRAMS = (
                 "early",
                 "check_mpi",
                 "    if (second_round(c, j, NULL)) {",
-                "    if (p->rounds.first.letter.kind)\n"
-                "        hd_letter_read(c, j, &p->rounds.first.letter);\n"
+                "    hd_letter_read(c, j, &p->rounds.all->letter);\n"
                 "    if (second_round(c, j, NULL)) {",
             ),
             # among a few, a no is not heard
@@ -278,6 +277,11 @@ PROGRAMS = (
             ("yes", "rounds", "    r->seen = 0;\n    rc", "    r->seen = 1;\n    rc"),
             # of a word that two ranks' parts share one remains
             ("shared", "ballot", "        word |= other;\n", "        word = other;\n"),
+            # a node is sent less than the blocks of its ranks, or another node than the root's all
+            ("blocks", "carry", "block_at(j, s.last + 1)", "block_at(j, s.last)"),
+            ("root", "carry", "node_of(c, j->root) == node ?", "node == 0 ?"),
+            # of what is reduced the wrong part is added
+            ("apart", "ballot", "in->data + (from - in->from)", "in->data"),
         )
     ),
     Program(

@@ -14,54 +14,86 @@ static void combine_votes(const uint64_t *in, uint64_t *inout)
             inout[i] = in[i];
 }
 
+/* Writes a rank's part to where it belongs. Words that others `had` written there have parts of
+ * both. */
+static void overlay(const hd_letter *in, hd_span had, char *to)
+{
+    for (uint32_t at = in->from; at < in->till; at += sizeof(uint64_t)) {
+        const size_t i = at - in->from;
+        uint64_t word = 0, other;
+        if (at >= had.from && at < had.till)
+            memcpy(&word, to + i, sizeof word);
+        memcpy(&other, in->data + i, sizeof other);
+        word |= other;
+        memcpy(to + i, &word, sizeof word);
+    }
+}
+
 /* Puts together what two ranks bring. Between their parts may be those of other ranks, and two
  * ranks' parts may share a word. */
 static void join(const hd_letter *in, hd_letter *inout)
 {
     const size_t had = inout->till - inout->from, more = in->till - in->from;
     uint32_t from, till;
-    uint64_t word, other;
+    char *to;
 
     if (!more)
         return;
     from = had && inout->from < in->from ? inout->from : in->from;
     till = inout->till > in->till ? inout->till : in->till;
-    if (!had) {
-        memset(inout->data, 0, till - from);
-    } else {
+    to = inout->data + (in->from - from);
+    if (had && inout->from > from)
         memmove(inout->data + (inout->from - from), inout->data, had);
-        memset(inout->data, 0, inout->from - from);
-        memset(inout->data + (inout->till - from), 0, till - inout->till);
-    }
-    for (size_t at = 0; at < more; at += sizeof word) {
-        char *to = inout->data + (in->from - from) + at;
-        memcpy(&word, to, sizeof word);
-        memcpy(&other, in->data + at, sizeof other);
-        word |= other;
-        memcpy(to, &word, sizeof word);
+    if (!had) {
+        memcpy(to, in->data, more);
+    } else if (in->from >= inout->till) {
+        memset(inout->data + (inout->till - from), 0, in->from - inout->till);
+        memcpy(to, in->data, more);
+    } else if (in->till <= inout->from) {
+        memset(inout->data + (in->till - from), 0, inout->from - in->till);
+        memcpy(to, in->data, more);
+    } else {
+        overlay(in, (hd_span){inout->from, inout->till}, to);
     }
     inout->from = from;
     inout->till = till;
 }
 
+/* Combines the part that both have; a rank brings more than is needed here. */
+static void reduce(const hd_letter *in, hd_letter *inout)
+{
+    const uint32_t from = in->from > inout->from ? in->from : inout->from;
+    uint32_t till = in->till < inout->till ? in->till : inout->till, ends;
+    hd_float_mode mode;
+    if (from >= till) {
+        inout->from = inout->till = 0;
+        return;
+    }
+    ends = till < inout->bytes ? till : inout->bytes; /* before what fills the last word */
+    if (from > inout->from)
+        memmove(inout->data, inout->data + (from - inout->from), till - from);
+    inout->from = from;
+    inout->till = till;
+    if (ends <= from)
+        return;
+    mode = hd_float_mode_plain(); /* whatever the program has set in this thread */
+    hd_reduce_kernel(inout->redop,
+                     inout->dtype)(in->data + (from - in->from), inout->data,
+                                   (ends - from) / (int64_t)hd_itemsize(inout->dtype));
+    if (mode)
+        hd_float_mode_restore(mode);
+}
+
 /* The letters of ranks that make the same call agree in all but the part that they have. */
 static void combine_letters(const hd_letter *in, hd_letter *inout)
 {
-    hd_float_mode mode;
-    int64_t n;
     if (memcmp(in, inout, offsetof(hd_letter, from)) != 0) {
         memset(inout, 0, offsetof(hd_letter, data));
         return;
     }
     switch (inout->kind) {
     case HD_JOINED_LETTER: join(in, inout); return;
-    case HD_REDUCED_LETTER:
-        n = inout->bytes / (int64_t)hd_itemsize(inout->dtype);
-        mode = hd_float_mode_plain(); /* whatever the program has set in this thread */
-        hd_reduce_kernel(inout->redop, inout->dtype)(in->data, inout->data, n);
-        if (mode)
-            hd_float_mode_restore(mode);
-        return;
+    case HD_REDUCED_LETTER: reduce(in, inout); return;
     default: return;
     }
 }
@@ -73,13 +105,19 @@ size_t hd_ballot_bytes(const hd_first *f)
 
 void hd_ballot_copy(hd_first *to, const hd_first *from) { memcpy(to, from, hd_ballot_bytes(from)); }
 
-void hd_ballot_no_letter(hd_first *f) { memset(&f->letter, 0, offsetof(hd_letter, data)); }
-
-int hd_ballot_has_letter(const hd_first *f)
+void hd_ballot_copy_part(hd_first *to, const hd_first *from, hd_span part)
 {
-    const hd_letter *l = &f->letter;
-    return l->kind != HD_NO_LETTER && l->from == 0 && l->till == HD_LETTER_WORDS(l->bytes);
+    const hd_letter *l = &from->letter;
+    const uint32_t begin = part.from > l->from ? part.from : l->from;
+    const uint32_t end = part.till < l->till ? part.till : l->till;
+    memcpy(to, from, offsetof(hd_first, letter.data));
+    to->letter.from = begin < end ? begin : 0;
+    to->letter.till = begin < end ? end : 0;
+    memcpy(to->letter.data, l->data + (begin < end ? begin - l->from : 0),
+           to->letter.till - to->letter.from);
 }
+
+void hd_ballot_no_letter(hd_first *f) { memset(&f->letter, 0, offsetof(hd_letter, data)); }
 
 void hd_ballot_combine(const hd_first *in, hd_first *inout)
 {

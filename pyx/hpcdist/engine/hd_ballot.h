@@ -24,6 +24,11 @@ enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
  * HD_JOINED_LETTER: each rank brings a part of its own, or none. */
 enum hd_letter_kind { HD_NO_LETTER = 0, HD_JOINED_LETTER, HD_REDUCED_LETTER };
 
+/* A part of a letter, in bytes from its beginning: whole words, or nothing. */
+typedef struct hd_span {
+    uint32_t from, till;
+} hd_span;
+
 typedef struct hd_letter {
     uint8_t kind, dtype, redop, unused;
     uint32_t bytes; /* of the letter of all ranks */
@@ -41,10 +46,10 @@ typedef struct hd_first {
 /* Bytes in use, from the start; a multiple of 8. */
 size_t hd_ballot_bytes(const hd_first *f);
 void hd_ballot_copy(hd_first *to, const hd_first *from);
+/* The same, but of the letter no more than that part. */
+void hd_ballot_copy_part(hd_first *to, const hd_first *from, hd_span part);
 void hd_ballot_no_letter(hd_first *f);
-/* Whether it has one, from its beginning to its end. */
-int hd_ballot_has_letter(const hd_first *f);
-/* Letters of different calls become none. */
+/* Letters of different calls become none. Reduced ones become the part that both have. */
 void hd_ballot_combine(const hd_first *in, hd_first *inout);
 
 #endif

@@ -46,7 +46,7 @@ static const char *get(const hd_job *j, hd_seg to, const char *from)
 
 /* ---- contributions ---- */
 
-static void give_to_sum(const hd_comm *c, const hd_job *j, char *to)
+static char *give_to_sum(const hd_comm *c, const hd_job *j, char *to)
 {
     const int inputs = j->kind != HD_ALL_REDUCE || j->nin, n = inputs ? j->nin : j->nout;
     const hd_seg *list = inputs ? j->in : j->out;
@@ -54,26 +54,28 @@ static void give_to_sum(const hd_comm *c, const hd_job *j, char *to)
         hd_scale_before(c, j, to, list[i].ptr, list[i].n);
         to += bytes_of(j, list[i]);
     }
+    return to;
 }
 
-static void give_inputs(const hd_comm *c, const hd_job *j, char *to)
+static char *give_inputs(const hd_comm *c, const hd_job *j, char *to)
 {
     (void)c;
     for (int i = 0; i < j->nin; i++)
         to = put(j, to, j->in[i]);
+    return to;
 }
 
-static void give_root(const hd_comm *c, const hd_job *j, char *to)
+static char *give_root(const hd_comm *c, const hd_job *j, char *to)
 {
-    if (c->rank == j->root)
-        put(j, to, j->out[0]);
+    return c->rank == j->root ? put(j, to, j->out[0]) : to;
 }
 
 /* ---- results ---- */
 
-static const char *of(const hd_given *from, int rank)
+/* What lies `at` bytes into a rank's contribution. */
+static const char *of(const hd_given *from, int rank, size_t at)
 {
-    return from->at + (size_t)rank * from->apart;
+    return from->at + ((size_t)rank * from->apart + at - from->skipped);
 }
 
 /* Combines what lies `at` bytes into each contribution. */
@@ -82,9 +84,9 @@ static void combine(const hd_comm *c, const hd_job *j, const hd_given *from, siz
     const hd_reduce_fn reduce = hd_reduce_kernel(j->redop, j->dtype);
     if (!to.n)
         return;
-    memcpy(to.ptr, of(from, 0) + at, bytes_of(j, to));
+    memcpy(to.ptr, of(from, 0, at), bytes_of(j, to));
     for (int r = 1; r < from->n; r++)
-        reduce(of(from, r) + at, to.ptr, to.n);
+        reduce(of(from, r, at), to.ptr, to.n);
     hd_scale_after(c, j, to.ptr, to.n);
 }
 
@@ -99,23 +101,29 @@ static void take_sums(const hd_comm *c, const hd_job *j, const hd_given *from)
     }
 }
 
+/* Where the block for a rank lies in the contribution of a root, or of a rank whose blocks are
+ * added up. */
+static size_t block_at(const hd_job *j, int rank)
+{
+    return j->kind == HD_REDUCE_SCATTER && j->listed ? (size_t)sum_of(j, j->in, rank)
+                                                     : (size_t)rank * bytes_of(j, j->out[0]);
+}
+
 static void take_own_sum(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
-    const int64_t at =
-        j->listed ? sum_of(j, j->in, c->rank) : c->rank * (int64_t)bytes_of(j, j->out[0]);
-    combine(c, j, from, (size_t)at, j->out[0]);
+    combine(c, j, from, block_at(j, c->rank), j->out[0]);
 }
 
 static void take_from_root(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
     if (c->rank != j->root)
-        get(j, j->out[0], of(from, j->root));
+        get(j, j->out[0], of(from, j->root, 0));
 }
 
 static void take_all(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
     for (int r = 0; r < c->size; r++) {
-        const char *at = of(from, r);
+        const char *at = of(from, r, 0);
         if (j->listed)
             for (int i = 0; i < j->nin; i++)
                 at = get(j, j->out[(int64_t)i * c->size + r], at);
@@ -127,7 +135,7 @@ static void take_all(const hd_comm *c, const hd_job *j, const hd_given *from)
 static void take_at_root(const hd_comm *c, const hd_job *j, const hd_given *from)
 {
     for (int r = 0; r < c->size && c->rank == j->root; r++)
-        get(j, j->out[r], of(from, r));
+        get(j, j->out[r], of(from, r, 0));
 }
 
 /* This rank's block of what rank r contributed for all ranks. */
@@ -135,7 +143,7 @@ static void take_block(const hd_comm *c, const hd_job *j, hd_seg to, const hd_gi
 {
     const int64_t before =
         j->uneven ? hd_page_pairs_before(c, from->parity, r, c->rank) : c->rank * to.n;
-    get(j, to, of(from, r) + before * (int64_t)hd_itemsize(j->dtype));
+    get(j, to, of(from, r, (size_t)before * hd_itemsize(j->dtype)));
 }
 
 static void take_scattered(const hd_comm *c, const hd_job *j, const hd_given *from)
@@ -164,22 +172,26 @@ static int64_t longest(const hd_comm *c, const hd_job *j)
     return most;
 }
 
+/* Which nodes need which part of a letter. */
+enum need { ALL_OF_IT, ALL_AT_ROOT, THEIR_BLOCKS };
+
 static const struct form {
-    void (*give)(const hd_comm *, const hd_job *, char *);
+    char *(*give)(const hd_comm *, const hd_job *, char *);
     void (*take)(const hd_comm *, const hd_job *, const hd_given *);
     int apart; /* in the letter of all each rank has a place of its own */
+    enum need need;
     /* KiB of data for which a letter took no longer than MPI's call after the check, between two
      * nodes of one rank and of several: docs/performance.md. */
     int kib, shared_kib;
 } forms[] = {
-    [HD_ALL_REDUCE] = {give_to_sum, take_sums, 0, 16, 32},
-    [HD_REDUCE] = {give_to_sum, take_sums, 0, 4, 8},
-    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum, 0, 8, 32},
-    [HD_BROADCAST] = {give_root, take_from_root, 0, 4, 8},
-    [HD_ALL_GATHER] = {give_inputs, take_all, 1, 8, 32},
-    [HD_GATHER] = {give_inputs, take_at_root, 1, 4, 8},
-    [HD_SCATTER] = {give_inputs, take_scattered, 0, 0, 8},
-    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged, 1, 4, 16},
+    [HD_ALL_REDUCE] = {give_to_sum, take_sums, 0, ALL_OF_IT, 16, 32},
+    [HD_REDUCE] = {give_to_sum, take_sums, 0, ALL_AT_ROOT, 4, 16},
+    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum, 0, THEIR_BLOCKS, 8, 32},
+    [HD_BROADCAST] = {give_root, take_from_root, 0, ALL_OF_IT, 4, 8},
+    [HD_ALL_GATHER] = {give_inputs, take_all, 1, ALL_OF_IT, 8, 32},
+    [HD_GATHER] = {give_inputs, take_at_root, 1, ALL_AT_ROOT, 4, 16},
+    [HD_SCATTER] = {give_inputs, take_scattered, 0, THEIR_BLOCKS, 0, 32},
+    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged, 1, ALL_OF_IT, 4, 32},
 };
 
 /* Whether data of this call can lie in host memory beside a fingerprint, and be combined there. */
@@ -217,16 +229,8 @@ int hd_carries(const hd_comm *c, const hd_job *j, hd_carry *out)
 
 /* ---- between nodes: letters ---- */
 
-/* Where this rank's contribution lies in the letter of all. Those that are combined lie on each
- * other, and so does a root's, which alone gives something. */
-static hd_given in_letter(const hd_comm *c, const hd_job *j, const char *data)
-{
-    const size_t apart = forms[j->kind].apart ? (size_t)contribution(c, j) : 0;
-    return (hd_given){.at = data, .apart = apart, .n = 1};
-}
-
 /* Bytes of a letter with the data of all ranks; 0: it cannot travel so. */
-static int64_t needs(const hd_comm *c, const hd_job *j)
+static int64_t bytes_of_all(const hd_comm *c, const hd_job *j)
 {
     if (j->refusal.why || j->uneven || j->checked.checksum || !may_travel(c, j))
         return 0;
@@ -237,6 +241,33 @@ static int64_t needs(const hd_comm *c, const hd_job *j)
     return contribution(c, j);
 }
 
+/* Each rank is a node of its own where none has several. */
+static int nodes_of(const hd_comm *c) { return c->post->caucus ? c->post->caucus->nodes : c->size; }
+
+static int node_of(const hd_comm *c, int rank)
+{
+    return c->post->caucus ? c->post->caucus->node_of[rank] : rank;
+}
+
+/* The blocks of that node's ranks, and those between them. */
+static hd_span blocks_of(const hd_comm *c, const hd_job *j, int node)
+{
+    const hd_stretch s =
+        c->post->caucus ? c->post->caucus->stretch[node] : (hd_stretch){node, node};
+    return (hd_span){.from = (uint32_t)block_at(j, s.first) & ~7u,
+                     .till = (uint32_t)HD_LETTER_WORDS(block_at(j, s.last + 1))};
+}
+
+static hd_span needed(const hd_comm *c, const hd_job *j, const hd_letter *l, int node)
+{
+    const hd_span all = {0, (uint32_t)HD_LETTER_WORDS(l->bytes)}, nothing = {0, 0};
+    if (nodes_of(c) <= HD_ROUNDS_DIRECT && forms[j->kind].need == THEIR_BLOCKS)
+        return blocks_of(c, j, node);
+    if (nodes_of(c) <= HD_ROUNDS_DIRECT && forms[j->kind].need == ALL_AT_ROOT)
+        return node_of(c, j->root) == node ? all : nothing;
+    return all; /* in steps of doubling a node hands on what others need */
+}
+
 /* Bytes of this call's letter, at most; the same on all ranks. Each node writes to all others, so
  * among more nodes letters are shorter; where it writes to some, in steps, they are short. */
 static size_t most(const hd_comm *c, const hd_job *j)
@@ -244,7 +275,7 @@ static size_t most(const hd_comm *c, const hd_job *j)
     const hd_caucus *k = c->post->caucus;
     const struct form *f = &forms[j->kind];
     const size_t kib = (size_t)(k ? f->shared_kib : f->kib);
-    const int others = (k ? k->nodes : c->size) - 1;
+    const int others = nodes_of(c) - 1;
     size_t bytes = (kib << 10) / (size_t)(others > 1 ? others : 1);
     if (bytes < HD_SHORT_LETTER || others >= HD_ROUNDS_DIRECT)
         bytes = HD_SHORT_LETTER;
@@ -252,36 +283,54 @@ static size_t most(const hd_comm *c, const hd_job *j)
 }
 
 /* Which part of the letter of all this rank brings. */
-static void take_part(const hd_comm *c, const hd_job *j, size_t apart, hd_letter *to)
+static void take_part(const hd_comm *c, const hd_job *j, size_t each, hd_letter *to)
 {
-    const size_t at = (size_t)c->rank * apart;
-    const int all = to->kind == HD_REDUCED_LETTER || (!apart && c->rank == j->root);
-    if (apart || all) {
+    const size_t at = (size_t)c->rank * each;
+    const int all = to->kind == HD_REDUCED_LETTER || (!each && c->rank == j->root);
+    if (each || all) {
         to->from = (uint32_t)at & ~7u;
-        to->till = (uint32_t)HD_LETTER_WORDS(at + (apart ? apart : to->bytes));
+        to->till = (uint32_t)HD_LETTER_WORDS(at + (each ? each : to->bytes));
     }
 }
 
-void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to)
+/* Contributions that are combined lie on each other, and so does a root's, which alone gives
+ * something. */
+static size_t apart(const hd_comm *c, const hd_job *j)
 {
-    const int64_t bytes = needs(c, j);
-    size_t apart;
+    return forms[j->kind].apart ? (size_t)contribution(c, j) : 0;
+}
+
+void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to, hd_span *needs)
+{
+    const int64_t bytes = bytes_of_all(c, j);
+    char *end;
     memset(to, 0, offsetof(hd_letter, data));
+    memset(needs, 0, HD_ROUNDS_DIRECT * sizeof *needs);
     if (!bytes || bytes > (int64_t)most(c, j))
         return;
     to->kind = j->redop >= 0 ? HD_REDUCED_LETTER : HD_JOINED_LETTER;
     to->dtype = (uint8_t)j->dtype;
     to->redop = j->redop >= 0 ? (uint8_t)j->redop : 0;
     to->bytes = (uint32_t)bytes;
-    apart = in_letter(c, j, to->data).apart;
-    take_part(c, j, apart, to);
-    memset(to->data, 0, to->till - to->from);
-    if (to->till > to->from)
-        forms[j->kind].give(c, j, to->data + ((size_t)c->rank * apart - to->from));
+    for (int node = 0; node < nodes_of(c) && node < HD_ROUNDS_DIRECT; node++)
+        needs[node] = needed(c, j, to, node);
+    take_part(c, j, apart(c, j), to);
+    if (to->till == to->from)
+        return;
+    memset(to->data, 0, sizeof(uint64_t));
+    end = forms[j->kind].give(c, j, to->data + ((size_t)c->rank * apart(c, j) - to->from));
+    memset(end, 0, (size_t)(to->data + (to->till - to->from) - end));
 }
 
-void hd_letter_read(const hd_comm *c, const hd_job *j, const hd_letter *from)
+int hd_letter_read(const hd_comm *c, const hd_job *j, const hd_letter *from)
 {
-    const hd_given all = in_letter(c, j, from->data);
+    const hd_given all = {.at = from->data, .apart = apart(c, j), .skipped = from->from, .n = 1};
+    hd_span part;
+    if (from->kind == HD_NO_LETTER)
+        return 0;
+    part = needed(c, j, from, node_of(c, c->rank));
+    if (part.from < part.till && (part.from < from->from || part.till > from->till))
+        return 0; /* not where all make the same call, as they do */
     forms[j->kind].take(c, j, &all);
+    return 1;
 }

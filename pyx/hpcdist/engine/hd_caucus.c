@@ -106,7 +106,8 @@ static void get_first(hd_first *to, const hd_first *shared)
 void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine)
 {
     seat *s = seat_of(k, k->place);
-    put_first(&s->first, mine);
+    if (!hd_caucus_speaks(k))
+        put_first(&s->first, mine);
     __atomic_store_n(&s->core, hd_core(), __ATOMIC_RELAXED);
     __atomic_store_n(&s->arrived, n, __ATOMIC_RELEASE);
 }
@@ -148,12 +149,12 @@ void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome)
 
 /* No later check goes on without this rank, so the outcome of n stays where it is. The stand is
  * read first: of a later check it says that the verdict of n is there, if there is one. */
-int hd_caucus_listen(const hd_caucus *k, uint64_t n, hd_first *out)
+int hd_caucus_listen(const hd_caucus *k, uint64_t n, const hd_first **out)
 {
     const int given_up = hd_caucus_given_up(k, n);
     const uint64_t verdict = load(&k->at->verdict);
     if ((uint32_t)(verdict >> 32) == (uint32_t)n) {
-        get_first(out, outcome_of(k));
+        *out = outcome_of(k);
         return 1;
     }
     return given_up || (int32_t)((uint32_t)verdict - (uint32_t)n) >= 0 ? -1 : 0;

@@ -18,12 +18,19 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 
+/* The first and the last rank of a node; between them may be others. */
+typedef struct hd_stretch {
+    int first, last;
+} hd_stretch;
+
 typedef struct hd_caucus {
-    int nodes;          /* of the group, at most: the same number on all of them */
-    int place, ranks;   /* this rank's among those of its node; 0: it speaks */
-    MPI_Comm speakers;  /* MPI_COMM_NULL on those who listen */
-    size_t room;        /* bytes of a letter, at most; the same in the whole group */
-    struct hd_hall *at; /* the memory that the node shares */
+    int nodes, node;     /* of the group; and this one, which is its speaker's rank */
+    int *node_of;        /* of each rank of the group */
+    hd_stretch *stretch; /* of each node */
+    int place, ranks;    /* this rank's among those of its node; 0: it speaks */
+    MPI_Comm speakers;   /* MPI_COMM_NULL on those who listen */
+    size_t room;         /* bytes of a letter, at most; the same in the whole group */
+    struct hd_hall *at;  /* the memory that the node shares */
     size_t bytes;
 } hd_caucus;
 
@@ -34,7 +41,7 @@ size_t hd_caucus_bytes(int ranks, size_t room);
 
 static inline int hd_caucus_speaks(const hd_caucus *k) { return k->place == 0; }
 
-/* This rank has reached check n, with that vote. */
+/* This rank has reached check n, with that vote, which a speaker keeps to itself. */
 void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine);
 /* Lets a rank that listens see on which cores it and the speaker run. */
 void hd_caucus_cores(const hd_caucus *k, hd_waiter *w);
@@ -49,8 +56,8 @@ void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome);
 int hd_caucus_give_up(hd_caucus *k, uint64_t n); /* 0: the speaker has spoken */
 int hd_caucus_spoken(const hd_caucus *k, uint64_t n);
 int hd_caucus_given_up(const hd_caucus *k, uint64_t n);
-/* What a rank that listens sees: 1: the outcome is in *out; 0: nothing yet; -1: the check has
- * failed. */
-int hd_caucus_listen(const hd_caucus *k, uint64_t n, hd_first *out);
+/* What a rank that listens sees: 1: *out is the outcome, until this rank reaches the next check; 0:
+ * nothing yet; -1: the check has failed. */
+int hd_caucus_listen(const hd_caucus *k, uint64_t n, const hd_first **out);
 
 #endif

@@ -159,7 +159,7 @@ static int met(hd_comm *c, hd_job *j)
     hd_post *p = c->post;
     hd_rounds *r = &p->rounds;
     if (p->caucus && !hd_post_votes(p)) {
-        const int heard = hd_caucus_listen(p->caucus, p->now, &r->first);
+        const int heard = hd_caucus_listen(p->caucus, p->now, &r->all);
         return heard < 0 ? ABANDONED : heard;
     }
     if (p->caucus && hd_caucus_given_up(p->caucus, p->now))
@@ -284,7 +284,7 @@ static int vote(hd_comm *c, hd_job *j)
     if (!p->rounds.seen)
         return hd_leave_following(c, j);
     if (p->caucus)
-        hd_caucus_conclude(p->caucus, p->now, &p->rounds.first);
+        hd_caucus_conclude(p->caucus, p->now, p->rounds.all);
     return HD_OK;
 }
 
@@ -293,7 +293,7 @@ static int vote(hd_comm *c, hd_job *j)
 static int conclude(hd_comm *c, hd_job *j)
 {
     hd_rounds *r = &c->post->rounds;
-    const uint64_t *v = r->first.vote;
+    const uint64_t *v = r->all->vote;
     if (hd_post_votes(c->post)) {
         if (vote(c, j))
             return j->code;
@@ -303,10 +303,7 @@ static int conclude(hd_comm *c, hd_job *j)
     if (v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT])) {
         j->uneven = j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
         j->polls = v[POLLS] != 0;
-        if (hd_ballot_has_letter(&r->first) && !j->uneven) {
-            hd_letter_read(c, j, &r->first.letter);
-            j->checked.carried = 1;
-        }
+        j->checked.carried = !j->uneven && hd_letter_read(c, j, &r->all->letter);
         return HD_OK;
     }
     return quote_all(c, j);
@@ -330,7 +327,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
                             !!j->refusal.why, lateness(c)},
            sizeof first->vote);
     p->waited = 0;
-    hd_letter_write(c, j, &first->letter);
+    hd_letter_write(c, j, &first->letter, p->rounds.needs);
     if (p->caucus)
         hd_caucus_arrive(p->caucus, p->now, first);
     if (j->refusal.why)
@@ -339,12 +336,12 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
         hd_post_tell(c, 1);
     if ((code = first_round(c, j)))
         return code;
-    if (first->vote[REFUSES])
+    if (p->rounds.all->vote[REFUSES])
         return hd_leave_following(c, j);
     hd_data_begin(c, j);
     code = conclude(c, j);
     hd_data_end(c);
     if (code == HD_OK)
-        count_late(c, j, first->vote[LATE], waited);
+        count_late(c, j, p->rounds.all->vote[LATE], waited);
     return code;
 }

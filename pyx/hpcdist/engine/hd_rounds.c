@@ -94,6 +94,7 @@ void hd_rounds_enter(hd_rounds *r, uint64_t check)
     r->heard = r->said = 0;
     r->begun = r->voted = 0;
     r->seen = 0;
+    r->all = NULL;
 }
 
 /* ---- ballots ---- */
@@ -150,7 +151,10 @@ static int say(hd_rounds *r, partner *p)
         return rc ? rc : say_late(r, p);
     if (first) {
         p->out->head = now;
-        hd_ballot_copy(&p->out->first, &r->first);
+        if (r->is_direct)
+            hd_ballot_copy_part(&p->out->first, &r->first, r->needs[p->rank]);
+        else
+            hd_ballot_copy(&p->out->first, &r->first);
         bytes = bytes_of(p->out);
     } else {
         p->vote = now;
@@ -233,7 +237,8 @@ static void combine(hd_rounds *r, partner *p)
     }
 }
 
-/* What all contribute: the same bits on all ranks, and those that steps of doubling would give. */
+/* What all contribute: the same bits on all ranks, and those that steps of doubling would give. A
+ * partner's ballot of the second round is shorter than what its first one has here. */
 static void combine_all(hd_rounds *r)
 {
     hd_first *of[HD_ROUNDS_DIRECT];
@@ -256,8 +261,7 @@ static void combine_all(hd_rounds *r)
             hd_ballot_combine(of[i], of[i + bit]);
             of[i] = of[i + bit];
         }
-    if (of[0] != &r->first)
-        hd_ballot_copy(&r->first, of[0]);
+    r->all = of[0];
 }
 
 /* ---- rounds ---- */
@@ -292,6 +296,8 @@ static int go_on(hd_rounds *r, int *ended)
         combine(r, &r->partners[r->heard]);
     }
     *ended = 1;
+    if (r->round == HD_FIRST_ROUND)
+        r->all = &r->first;
     return say_rest(r);
 }
 

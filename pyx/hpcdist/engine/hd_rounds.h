@@ -8,6 +8,8 @@
  * beyond it give their part to a partner first and get the outcome at the end. MPI's nonblocking
  * all-reduce would do, but takes longer, and once it has begun every rank must help it to its end.
  *
+ * Of a letter each rank sends what the other one needs, where it writes to all others.
+ *
  * Between two partners goes one *ballot* in each round, in order, in one message or several that
  * are sent at once. A rank that leaves a check sends at once all that it has not sent yet, *void*:
  * a refusal in the first round, a no in the second. So a round ends for the others as if it had
@@ -51,10 +53,14 @@ typedef struct hd_rounds {
     hd_outbox late;   /* ballots for partners that have not taken an earlier one */
     int64_t unread;   /* messages sent, less those taken; over all ranks: what is unread */
     int over;         /* this rank begins no check any more */
-    hd_first first;   /* what it contributes, then what all do */
+    hd_first first;   /* what it contributes */
+    /* What all contribute, once the first round has ended, as far as it is needed here. */
+    const hd_first *all;
+    /* Among ranks that write to all others: which part of the letter each of them needs. */
+    hd_span needs[HD_ROUNDS_DIRECT];
 } hd_rounds;
 
-/* A new check; the caller fills in `first` until the round begins. */
+/* A new check; the caller fills in `first` and `needs` until the round begins. */
 void hd_rounds_enter(hd_rounds *r, uint64_t check);
 
 /* All below are called under hd_mpi_lock and return MPI's code; `mpi` is the same in each call.
