@@ -46,8 +46,9 @@ int hd_all_equal(const hd_seg *list, int n); /* whether all of the list are as l
  * never ends with three ranks or more if their sizes differ. */
 int hd_has_allgatherv(void);
 
-/* A buffer of the communicator, for the thread that holds the lane. It grows; NULL fails the
- * job. */
+/* A buffer of the communicator, for the thread that holds the lane. It grows; NULL fails the job.
+ * Before the ranks agree, hd_reductions_stage() and hd_moves_stage() tell how much a job takes at
+ * most. */
 char *hd_stage(hd_comm *c, hd_job *j, int64_t bytes);
 
 #endif

@@ -154,6 +154,40 @@ static int check_result(hd_comm *c, hd_job *j)
     return hd_check(c, j, hd_mix(fingerprint(j), j->checked.checksum)) == HD_OK;
 }
 
+/* Before the ranks agree, so that they learn of it if this one has no memory. */
+static void reserve(hd_comm *c, hd_job *j)
+{
+    const int64_t reduced = hd_reductions_stage(c, j), moved = hd_moves_stage(c, j);
+    if (reduced + moved == 0 || hd_stage(c, j, reduced + moved))
+        return;
+    j->refusal.why = "no memory for a staging buffer";
+    j->refusal.code = HD_ERR_BACKEND;
+}
+
+/* Tells the others why this rank cannot make the call. */
+static void refuse(hd_comm *c, hd_job *j)
+{
+    j->checked.carry = NULL;
+    if (c->size > 1 && c->check && !(j->refusal.if_agreed && c->agreed != j->refusal.after))
+        hd_check(c, j, 0);
+}
+
+/* Moves the data. 0: the others do not go on to compare the results. */
+static int move(hd_comm *c, hd_job *j)
+{
+    int unmatched;
+    hd_data_begin(c, j);
+    hd_rec_agreed(j);
+    unmatched =
+        c->size > 1 && c->check && j->uneven && !j->checked.verified && hd_verify_pairs(c, j);
+    if (!unmatched)
+        data(c, j);
+    hd_data_end(c);
+    if (j->code == HD_ERR_TIMEOUT && j->text) /* not before: the watchdog would not wait */
+        hd_hang_report(c->session, j->text, 0);
+    return !unmatched;
+}
+
 void hd_exec(hd_comm *c, hd_job *j)
 {
     /* Sums must not depend on which thread of which rank adds: see hd_float_mode.h. */
@@ -170,12 +204,15 @@ void hd_exec(hd_comm *c, hd_job *j)
     /* Here, not where it was submitted: an operation before this one may make its input. */
     if (hd_nan_wanted && !j->refusal.why && hd_nan_find(j, &nan) && (c->check || c->size == 1))
         hd_nan_refuse(c, j, &nan);
+    if (!j->refusal.why) {
+        j->checked.carry = hd_carries(c, j, &carry) ? &carry : NULL;
+        if (c->size > 1 && c->check && !j->checked.carry)
+            reserve(c, j);
+    }
     if (j->refusal.why) {
-        if (c->size > 1 && c->check && !(j->refusal.if_agreed && c->agreed != j->refusal.after))
-            hd_check(c, j, 0);
+        refuse(c, j);
         goto out;
     }
-    j->checked.carry = hd_carries(c, j, &carry) ? &carry : NULL;
     j->polls = must_poll(c, j);
     j->direct = hd_direct_finds(c, j);
     if (c->size > 1 && (c->check || j->checked.carry || j->monitored || j->closing) &&
@@ -185,19 +222,8 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_count(&c->carried);
         if (!c->page)
             hd_rec_agreed(j);
-    } else {
-        int unmatched;
-        hd_data_begin(c, j);
-        hd_rec_agreed(j);
-        unmatched =
-            c->size > 1 && c->check && j->uneven && !j->checked.verified && hd_verify_pairs(c, j);
-        if (!unmatched)
-            data(c, j);
-        hd_data_end(c);
-        if (j->code == HD_ERR_TIMEOUT && j->text) /* not before: the watchdog would not wait */
-            hd_hang_report(c->session, j->text, 0);
-        if (unmatched)
-            goto out;
+    } else if (!move(c, j)) {
+        goto out;
     }
     if (c->check >= 2 && c->size > 1 && !c->on_device && !check_result(c, j))
         goto out;

@@ -113,7 +113,8 @@ int hd_broadcast(hd_comm *c, hd_job *j)
     return HD_OK;
 }
 
-/* Where the blocks lie, relative to the first of them, in elements. 0: an int cannot say it. */
+/* Where the blocks lie, relative to the first of them, in elements, if `at` is not NULL. 0: an int
+ * cannot say it. */
 static int offsets(const hd_comm *c, const hd_job *j, const hd_seg *out, int *at, char **base)
 {
     const int64_t item = (int64_t)hd_itemsize(j->dtype);
@@ -125,7 +126,8 @@ static int offsets(const hd_comm *c, const hd_job *j, const hd_seg *out, int *at
         const int64_t bytes = out[r].n ? out[r].ptr - *base : 0;
         if (bytes % item || bytes / item > INT_MAX)
             return 0;
-        at[r] = (int)(bytes / item);
+        if (at)
+            at[r] = (int)(bytes / item);
     }
     return 1;
 }
@@ -203,15 +205,21 @@ static int ring(hd_comm *c, hd_job *j, const hd_seg *out)
     return j->text ? j->code : HD_OK;
 }
 
+/* Whether a list goes by MPI_Allgatherv. */
+static int gathers(const hd_comm *c, const hd_job *j, const hd_seg *out)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype), sum = total(out, c->size);
+    return !c->on_device && sum <= INT_MAX && hd_has_allgatherv() &&
+           (sum * item <= STAGE_LIST || sum * item / c->size < SHORT_BLOCK);
+}
+
 /* Every rank's block is in its own place in `out`, unless that is device memory. */
 static int all_gather_list(hd_comm *c, hd_job *j, hd_seg in, const hd_seg *out)
 {
-    const int64_t item = (int64_t)hd_itemsize(j->dtype), sum = total(out, c->size);
     hd_seg *same;
     int *counts;
 
-    if (!c->on_device && sum <= INT_MAX && hd_has_allgatherv() &&
-        (sum * item <= STAGE_LIST || sum * item / c->size < SHORT_BLOCK)) {
+    if (gathers(c, j, out)) {
         if (!(counts = malloc(2 * (size_t)c->size * sizeof *counts))) {
             hd_fail(j, HD_ERR_MEMORY, "no memory for %d counts", c->size);
             return j->code;
@@ -309,11 +317,15 @@ static int by_tree(const hd_comm *c, const hd_job *j, hd_seg one)
            one.n <= STAGE_LIST / (int64_t)hd_itemsize(j->dtype) / c->size;
 }
 
+static int64_t room_for(const hd_comm *c, const hd_job *j, const hd_seg *list)
+{
+    return list[0].n * (int64_t)hd_itemsize(j->dtype) * c->size + 1;
+}
+
 /* The root's blocks, one behind the other: where they are, or in the staging buffer. */
 static char *blocks(hd_comm *c, hd_job *j, const hd_seg *list)
 {
-    const int64_t bytes = list[0].n * (int64_t)hd_itemsize(j->dtype);
-    return adjacent(j, list, c->size) ? list[0].ptr : hd_stage(c, j, bytes * c->size + 1);
+    return adjacent(j, list, c->size) ? list[0].ptr : hd_stage(c, j, room_for(c, j, list));
 }
 
 static int gather_by_tree(hd_comm *c, hd_job *j, hd_seg *list, hd_seg one)
@@ -426,4 +438,23 @@ int hd_all_to_all(hd_comm *c, hd_job *j)
         return HD_OK;
     }
     return exchange(c, j, j->out, j->in);
+}
+
+int64_t hd_moves_stage(const hd_comm *c, const hd_job *j)
+{
+    const hd_seg *list = j->kind == HD_SCATTER ? j->in : j->out;
+    int64_t most = 0;
+    char *base;
+
+    if (j->kind == HD_GATHER || j->kind == HD_SCATTER)
+        return c->rank == j->root && by_tree(c, j, *list) && !adjacent(j, list, c->size)
+                   ? room_for(c, j, list)
+                   : 0;
+    for (int i = 0; j->kind == HD_ALL_GATHER && j->listed && i < j->nin; i++) {
+        const hd_seg *out = j->out + (int64_t)i * c->size;
+        const int64_t bytes = total(out, c->size) * (int64_t)hd_itemsize(j->dtype);
+        if (bytes > most && gathers(c, j, out) && !offsets(c, j, out, NULL, &base))
+            most = bytes;
+    }
+    return most;
 }

@@ -223,3 +223,24 @@ int hd_reduce_scatter(hd_comm *c, hd_job *j)
         memcpy(out.ptr, to, (size_t)(out.n * item));
     return code;
 }
+
+int64_t hd_reductions_stage(const hd_comm *c, const hd_job *j)
+{
+    const int64_t item = (int64_t)hd_itemsize(j->dtype);
+    int64_t most = 0;
+    double factor;
+
+    if (j->kind == HD_ALL_REDUCE)
+        return hd_ring_qualifies(c, j) ? hd_ring_stage() : 0;
+    if (j->kind != HD_REDUCE && j->kind != HD_REDUCE_SCATTER)
+        return 0;
+    if (j->kind == HD_REDUCE_SCATTER && is_packed(c, j) && !goes_whole(c, j))
+        return c->size * j->out[0].n * item;
+    if ((j->kind == HD_REDUCE && c->rank == j->root) || !hd_scales_first(c, j, &factor))
+        return 0;
+    for (int i = 0; i < j->nin; i++)
+        most = j->in[i].n > most ? j->in[i].n : most;
+    if (j->kind == HD_REDUCE_SCATTER && !j->listed)
+        most /= c->size;
+    return (most < piece(c, j) ? most : piece(c, j)) * item;
+}

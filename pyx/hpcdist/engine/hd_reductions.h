@@ -4,6 +4,7 @@
 
 #include "hd_job.h"
 
+int64_t hd_reductions_stage(const hd_comm *c, const hd_job *j); /* bytes of hd_stage(), at most */
 int hd_all_reduce(hd_comm *c, hd_job *j);
 int hd_reduce(hd_comm *c, hd_job *j);
 int hd_reduce_scatter(hd_comm *c, hd_job *j);

@@ -88,6 +88,8 @@ static int post(ring *r)
     return rc;
 }
 
+int64_t hd_ring_stage(void) { return (int64_t)WINDOW * SEGMENT; }
+
 int hd_ring_qualifies(const hd_comm *c, const hd_job *j)
 {
     int64_t elements = 0; /* then bytes */
@@ -109,7 +111,7 @@ int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
     r.per = (n + c->size - 1) / c->size;
     r.segments = (r.per + SEGMENT / r.item - 1) / (SEGMENT / r.item);
     r.steps = 2 * (c->size - 1) * r.segments;
-    r.temp = hd_stage(c, j, (int64_t)WINDOW * SEGMENT);
+    r.temp = hd_stage(c, j, hd_ring_stage());
     if (!r.temp)
         return j->code;
     while (!rc && (r.received < r.steps || r.sends_done < r.steps)) {
