@@ -4,7 +4,10 @@
  *
  * The messages are a stand-in for MPI's: each arrives after a random while, or never. Threads post them, leave them
  * to the poller, and wait for them, test them, take them back or drop them. Each ends once, with the outcome that it
- * must have, and in the end no job is left but those that were never received and could not be taken back. */
+ * must have, and in the end no job is left but those that were never received and could not be taken back.
+ *
+ * One more thread leaves posts with unsent messages to the poller (hd_unsent.c) and takes them again, sooner or later:
+ * at any time one of both may use a post. */
 #include <pthread.h>
 #include <string.h>
 
@@ -12,6 +15,8 @@
 #include "hd_envelope.h"
 #include "hd_p2p.h"
 #include "hd_poller.h"
+#include "hd_post.h"
+#include "hd_unsent.h"
 
 enum { THREADS = 16 };
 
@@ -152,9 +157,46 @@ static void *user(void *arg)
     return NULL;
 }
 
+/* ---- what entry checks have not sent ---- */
+
+enum { POSTS = 3 };
+static hd_comm others[POSTS];
+static uint64_t posts_sent, posts_taken;
+static int users_done;
+
+int hd_post_closed(const hd_comm *c, int rank) { return (void)c, (void)rank, 0; }
+
+/* `now` counts what is unsent, and no lock guards it. */
+int hd_post_unsent(hd_post *p)
+{
+    if (p->now && !--p->now)
+        __atomic_add_fetch(&posts_sent, 1, __ATOMIC_RELAXED);
+    return p->now != 0;
+}
+
+static void *leaver(void *arg)
+{
+    (void)arg;
+    luck = chance_of(seed, 99);
+    while (!__atomic_load_n(&users_done, __ATOMIC_ACQUIRE)) {
+        hd_comm *c = &others[draw(&luck, POSTS)];
+        hd_unsent_take(c->post);
+        if (__atomic_load_n(&c->post->kept, __ATOMIC_RELAXED))
+            __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
+        posts_taken += c->post->now != 0;
+        c->post->now = draw(&luck, 6);
+        hd_poller_sends(c);
+        if (!draw(&luck, 4))
+            nap_us((long)draw(&luck, 3000));
+    }
+    for (int i = 0; i < 40 && hd_unsent_any(); i++)
+        nap_us(50000); /* the poller sends all that is left */
+    return NULL;
+}
+
 int main(int argc, char **argv)
 {
-    pthread_t all[THREADS];
+    pthread_t all[THREADS], leaves;
     pthread_condattr_t attr;
     int n;
     if (argc != 4 || (n = atoi(argv[2])) < 1 || n > THREADS) {
@@ -172,14 +214,24 @@ int main(int argc, char **argv)
     group.node_slot = slots;
     for (int i = 0; i < n; i++)
         pthread_create(&all[i], NULL, user, (void *)(intptr_t)i);
+    for (int i = 0; i < POSTS; i++)
+        others[i].post = calloc(1, sizeof *others[i].post);
+    pthread_create(&leaves, NULL, leaver, NULL);
     for (int i = 0; i < n; i++)
         pthread_join(all[i], NULL);
+    __atomic_store_n(&users_done, 1, __ATOMIC_RELEASE);
+    pthread_join(leaves, NULL);
+    if (hd_unsent_any())
+        wrong++;
+    for (int i = 0; i < POSTS; i++)
+        free(others[i].post);
     if (!hd_p2p_drain(&group, 60))
         wrong++;
     hd_p2p_shutdown();
     if (made != freed)
         wrong++;
-    printf("%d threads, %llu messages, %llu not received, %llu wrong\n", n, (unsigned long long)made,
-           (unsigned long long)late, (unsigned long long)wrong);
+    printf("%d threads, %llu messages, %llu not received, %llu posts sent, %llu taken before, %llu wrong\n", n,
+           (unsigned long long)made, (unsigned long long)late, (unsigned long long)posts_sent,
+           (unsigned long long)posts_taken, (unsigned long long)wrong);
     return wrong ? 1 : 0;
 }

@@ -314,6 +314,7 @@ PROGRAMS = (
             "pyx/hpcdist/engine/hd_p2p.c",
             "pyx/hpcdist/engine/hd_peer.c",
             "pyx/hpcdist/engine/hd_poller.c",
+            "pyx/hpcdist/engine/hd_unsent.c",
         ),
         variants=("plain", "tsan", "asan", "aarch64"),
         short=("4", "5000"),

@@ -190,7 +190,7 @@ static int first_round(hd_comm *c, hd_job *j)
         if (!(ev & (HD_WAIT_HOOK | HD_WAIT_EXPIRED)))
             continue;
         if (!watched && is_spoken_for(c->post)) {
-            hd_data_begin(c, j);
+            hd_votes_begin(c, j);
             watched = 1;
             w.limit = HD_NEVER;
             continue;
@@ -338,7 +338,7 @@ int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
         return code;
     if (p->rounds.all->vote[REFUSES])
         return hd_leave_following(c, j);
-    hd_data_begin(c, j);
+    hd_votes_begin(c, j);
     code = conclude(c, j);
     hd_data_end(c);
     if (code == HD_OK)

@@ -46,6 +46,7 @@ typedef struct hd_transfer {
     uint64_t phase;  /* atomic: odd while inside */
     const char *api; /* for the report; valid while `phase` is odd */
     uint32_t seq;
+    int votes;           /* no data yet: the ranks tell each other whether to go on */
     int64_t until;       /* ns, its latest end; 0: `timeout` from when the watchdog saw it */
     double timeout;      /* the operation's own: the group's may have changed since */
     uint64_t seen_phase; /* the watchdog's memory */

@@ -32,6 +32,7 @@
 #include "hd_status.h"
 #include "hd_stopped.h"
 #include "hd_threads.h"
+#include "hd_unsent.h"
 
 /* Above the tag of data exchanges, in the engine's own residue. */
 #define OWN_TAG(t) ((t) * 32 + 31)
@@ -424,6 +425,7 @@ void hd_comm_release(hd_comm *c)
 
 int64_t hd_comm_unread(hd_comm *c)
 {
+    hd_unsent_take(c->post);
     hd_mpi_lock(c->session);
     __atomic_sub_fetch(&c->unread, hd_roll_sweep(c->mpi, ROLL_TAG(0)), __ATOMIC_ACQ_REL);
     hd_mpi_unlock(c->session);
@@ -465,6 +467,7 @@ int hd_comm_free(hd_comm *c, int drained, enum hd_parting how)
         hd_session_poisoned(s);
         return HD_ERR_TIMEOUT; /* threads may still use everything: nothing is freed */
     }
+    hd_unsent_take(c->post);
     if (how != HD_LATER && !hd_post_close(c, how == HD_TOGETHER))
         hd_session_poisoned(s);
     hd_lane_close(c);

@@ -16,6 +16,7 @@
 #include "hd_moves.h"
 #include "hd_nan.h"
 #include "hd_pairs.h"
+#include "hd_poller.h"
 #include "hd_recorder.h"
 #include "hd_reductions.h"
 #include "hd_report.h"
@@ -25,6 +26,7 @@
 #include "hd_stopped.h"
 #include "hd_threads.h"
 #include "hd_types.h"
+#include "hd_unsent.h"
 #include "hd_watchdog.h"
 
 /* Whether this thread has to poll. The ranks agree on the answer: a blocking call does not match a
@@ -195,6 +197,7 @@ void hd_exec(hd_comm *c, hd_job *j)
     hd_nan nan = {.of = 0};
     hd_carry carry;
 
+    hd_unsent_take(c->post);
     hd_session_enter(c->session, j);
     hd_rec_start(j);
     if (hd_session_broken(c->session)) {
@@ -232,6 +235,8 @@ void hd_exec(hd_comm *c, hd_job *j)
         hd_nan_fail_after(c, j, &nan);
 out:
     j->checked.carry = NULL;
+    if (j->code || j->refusal.why)
+        hd_poller_sends(c); /* a rank that waits for this one's vote may be stopped */
     if (j->code == HD_ERR_TIMEOUT)
         hd_stopped_explain(c, j);
     hd_rec_end(j);

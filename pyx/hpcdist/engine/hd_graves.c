@@ -15,11 +15,14 @@
 #include "hd_late.h"
 #include "hd_levels.h"
 #include "hd_page_life.h"
+#include "hd_poller.h"
 #include "hd_post.h"
 #include "hd_recorder.h"
 #include "hd_roll_desk.h"
 #include "hd_split.h"
+#include "hd_status.h"
 #include "hd_threads.h"
+#include "hd_unsent.h"
 
 #define AGREEMENTS 4 /* on the number of messages; then they are taken for lost */
 
@@ -43,6 +46,7 @@ static void agree(hd_comm *c)
 static int settle_post(hd_comm *c)
 {
     int done = 0, outcome = -1, tidy;
+    hd_unsent_take(c->post);
     hd_post_read(c);
     hd_mpi_lock(c->session);
     tidy = hd_post_tidy(c->post);
@@ -53,6 +57,8 @@ static int settle_post(hd_comm *c)
             outcome = !c->grave.unread;
     }
     hd_mpi_unlock(c->session);
+    if (outcome < 0)
+        hd_poller_sends(c);
     return outcome;
 }
 
@@ -82,6 +88,7 @@ void hd_grave_dig(hd_comm *c)
         hd_post_end(c->post);
         agree(c);
         hd_mpi_unlock(s);
+        hd_poller_sends(c);
     }
     pthread_mutex_lock(&mu);
     c->grave.buried = 1;

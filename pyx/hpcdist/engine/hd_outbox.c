@@ -4,6 +4,10 @@
 
 #include "hd_outbox.h"
 
+/* Messages that are asked for in one call. More would take long where a rank has given up thousands
+ * of times, and where one does not go, the later ones to that rank do not either. */
+#define ASKED 16
+
 struct hd_parcel {
     struct hd_parcel *next;
     void *text;
@@ -35,25 +39,43 @@ int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes
             p->n += !*rc;
         }
     n = p->n;
-    p->next = box->first;
-    box->first = p;
+    p->next = NULL;
+    if (box->first)
+        box->last->next = p;
+    else
+        box->first = p;
+    box->last = p;
     hd_outbox_tidy(box);
     return n;
 }
 
 int hd_outbox_tidy(hd_outbox *box)
 {
-    for (struct hd_parcel **p = &box->first; *p;) {
-        struct hd_parcel *x = *p;
+    struct hd_parcel *before = NULL;
+    int unsent = 0;
+    for (struct hd_parcel *p = box->first, *next; p && unsent < ASKED; p = next) {
         int gone = 0;
-        /* After an error the message is kept for ever. */
-        if (!MPI_Testall(x->n, x->req, &gone, MPI_STATUSES_IGNORE) && gone) {
-            *p = x->next;
-            free(x->text);
-            free(x);
-        } else {
-            p = &x->next;
+        const int rc = MPI_Testall(p->n, p->req, &gone, MPI_STATUSES_IGNORE);
+        next = p->next;
+        if (!rc && !gone) {
+            before = p;
+            unsent++;
+            continue;
         }
+        *(before ? &before->next : &box->first) = next;
+        if (box->last == p)
+            box->last = before;
+        box->failed += rc != MPI_SUCCESS;
+        if (rc)
+            continue; /* MPI may still read it */
+        free(p->text);
+        free(p);
     }
-    return !box->first;
+    return !box->first && !box->failed;
+}
+
+int hd_outbox_unsent(hd_outbox *box)
+{
+    (void)hd_outbox_tidy(box);
+    return box->first != NULL;
 }

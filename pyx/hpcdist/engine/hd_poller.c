@@ -1,4 +1,5 @@
-/* The poller: the messages in flight that no thread waits for yet, and their end.
+/* The poller: the messages in flight that no thread waits for yet, and their end; and those of
+ * entry checks that MPI has not sent yet (hd_unsent.h).
  *
  * A thread that waits for a message looks after that message itself. The poller takes the others,
  * so it is in no hurry: if it looked at once, it would take the core from the thread that is about
@@ -15,6 +16,7 @@
 #include "hd_p2p.h"
 #include "hd_poller.h"
 #include "hd_threads.h"
+#include "hd_unsent.h"
 
 #define CLOSING 1.0 /* seconds for callers to leave a group that is being destroyed */
 
@@ -166,7 +168,7 @@ static void *poller_main(void *arg)
         if (idle > IDLE_NAPS) {
             /* Then check: hd_p2p_watch uses the opposite order. */
             __atomic_store_n(&poller.asleep, 1, __ATOMIC_SEQ_CST);
-            while (!poller.stop && !has_come(&seen, &others))
+            while (!poller.stop && !has_come(&seen, &others) && !hd_unsent_any())
                 pthread_cond_wait(&poller.cv, &poller.mu);
             __atomic_store_n(&poller.asleep, 0, __ATOMIC_SEQ_CST);
             nap = FIRST_NAP;
@@ -175,6 +177,7 @@ static void *poller_main(void *arg)
         pthread_mutex_unlock(&poller.mu);
         ts = (struct timespec){0, nap};
         nanosleep(&ts, NULL);
+        hd_unsent_look_after();
         pthread_mutex_lock(&poller.mu);
         has_come(&seen, &others);
         if (others && !poller.list && passed++ < PASSED) {
@@ -185,7 +188,7 @@ static void *poller_main(void *arg)
         passed = 0;
         /* Waiting uses a share of a core. */
         nap = sweep() ? FIRST_NAP : longer(nap);
-        idle = poller.list ? 0 : idle + 1;
+        idle = poller.list || hd_unsent_any() ? 0 : idle + 1;
     }
     pthread_mutex_unlock(&poller.mu);
     return NULL;
@@ -217,6 +220,18 @@ void hd_p2p_watch(hd_job *first)
         start_poller();
     if (!poller.started)
         sweep();
+    pthread_cond_signal(&poller.cv);
+    pthread_mutex_unlock(&poller.mu);
+}
+
+void hd_poller_sends(hd_comm *c)
+{
+    /* Below MPI_THREAD_MULTIPLE the next call of this process has to. */
+    if (!c->post || hd_session_serialized(c->session) || !hd_unsent_keep(c->post))
+        return;
+    pthread_mutex_lock(&poller.mu);
+    if (!poller.started && !poller.stop)
+        start_poller();
     pthread_cond_signal(&poller.cv);
     pthread_mutex_unlock(&poller.mu);
 }

@@ -1,8 +1,9 @@
-/* The poller: the messages in flight that no thread waits for. */
+/* The poller: what is in flight and no thread waits for. */
 #ifndef HD_POLLER_H
 #define HD_POLLER_H
 
 #include "hd_job.h"
+#include "hd_post.h"
 
 /* Leaves jobs of one session, linked by `next`, to the poller thread; NULL: none. */
 void hd_p2p_watch(hd_job *first);
@@ -17,6 +18,9 @@ void hd_p2p_recall(hd_comm *c);
 /* Cancels all receives of c and gives up its sends; 1: MPI is done with all of them. */
 int hd_p2p_close(hd_comm *c);
 int hd_p2p_shutdown(void); /* the poller has left MPI for ever; 1: it has */
+
+/* A thread that has left a check: what MPI has not sent of it is the poller's task. */
+void hd_poller_sends(hd_comm *c);
 
 extern int hd_callers; /* atomic: of all groups, see hd_comm_enter */
 

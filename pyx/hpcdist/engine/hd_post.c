@@ -51,6 +51,12 @@ int hd_post_tidy(hd_post *p)
     return hd_rounds_tidy(&p->rounds) & hd_outbox_tidy(&p->sent) & hd_outbox_tidy(&p->here.sent);
 }
 
+int hd_post_unsent(hd_post *p)
+{
+    return hd_rounds_unsent(&p->rounds) | hd_outbox_unsent(&p->sent) |
+           hd_outbox_unsent(&p->here.sent);
+}
+
 /* ---- notes ---- */
 
 static void send_note(hd_comm *c, const hd_post_note *n)
@@ -58,6 +64,7 @@ static void send_note(hd_comm *c, const hd_post_note *n)
     hd_post *p = c->post;
     int rc; /* the others time out by themselves */
     hd_mpi_lock(c->session);
+    p->stuck = hd_outbox_unsent(&p->sent);
     p->unread +=
         hd_outbox_send(&p->sent, p->mpi, n, offsetof(hd_post_note, text) + strlen(n->text) + 1,
                        HD_OUTBOX_WHOLE, p->to, p->n_to, TAG_NOTE, &rc);
@@ -105,9 +112,9 @@ void hd_post_flush(hd_comm *c)
         const struct timespec nap = {0, 50000};
         int gone;
         hd_mpi_lock(c->session);
-        gone = hd_outbox_tidy(&c->post->sent);
+        gone = !hd_outbox_unsent(&c->post->sent);
         hd_mpi_unlock(c->session);
-        if (gone || hd_now() > until)
+        if (gone || hd_now() > until || (c->post->stuck && !hd_session_serialized(c->session)))
             return;
         nanosleep(&nap, NULL);
     }

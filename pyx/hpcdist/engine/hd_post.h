@@ -44,11 +44,14 @@ typedef struct hd_post {
     int64_t unread;    /* notes sent, less those received */
     uint64_t now;      /* the check this rank is in */
     hd_outbox sent;
+    int stuck; /* when the last note was sent, an earlier one was still unsent */
     hd_post_heard *heard;
     hd_here here;
-    int *to, n_to;    /* the ranks that this one writes to */
-    int passes_on;    /* these are not all others: notes have to be passed on */
-    int64_t waited;   /* ns: in the first round of the last check */
+    int *to, n_to;   /* the ranks that this one writes to */
+    int passes_on;   /* these are not all others: notes have to be passed on */
+    int64_t waited;  /* ns: in the first round of the last check */
+    int kept;        /* atomic: by the poller, see hd_unsent.h; and its list: */
+    struct hd_post *next;
     hd_rounds rounds; /* at the end: of its letter only what is used is touched */
 } hd_post;
 
@@ -77,10 +80,12 @@ int64_t hd_post_unread(hd_comm *c);
 /* Takes what is left of earlier checks, and frees what MPI is done with; under hd_mpi_lock. 1:
  * nothing is left. */
 int hd_post_tidy(hd_post *p);
+/* Lets MPI send, under hd_mpi_lock. 1: there is something that it has not sent yet. */
+int hd_post_unsent(hd_post *p);
 
 void hd_post_send(hd_comm *c, int what, int code, double after, const char *text);
-/* Waits until MPI has taken this rank's notes: outside hpcdist it may be long before MPI can send
- * them. */
+/* Waits until MPI has taken this rank's notes, as the program may end next. Not if it had not taken
+ * those before: their reader is stopped, and the poller sends them when that one goes on. */
 void hd_post_flush(hd_comm *c);
 /* For a rank that leaves a check because of this note, or without one (NULL). */
 void hd_post_pass_on(hd_comm *c, const hd_post_heard *h);

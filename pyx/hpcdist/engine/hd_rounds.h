@@ -73,6 +73,8 @@ int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi);
 /* Takes what this rank has left unread, up to the present check. 1: all, and MPI is done with what
  * was sent. */
 int hd_rounds_tidy(hd_rounds *r);
+/* Lets MPI send. 1: there is something that it has not sent yet. */
+int hd_rounds_unsent(hd_rounds *r);
 /* From now on hd_rounds_tidy takes what is there of any check, and returns 1 if MPI is done with
  * what was sent; `unread` of all ranks tells whether that is all. */
 int hd_rounds_end(hd_rounds *r, MPI_Comm mpi);

@@ -45,23 +45,29 @@
 typedef struct moving {
     const char *api;
     uint32_t seq;
+    int votes;
     int64_t until;
     double timeout;
 } moving;
 
 /* Each store is ordered after the end of the previous operation: a watchdog that reads one of the
  * new fields sees in read_moving() that the phase has changed. */
-void hd_data_begin(hd_comm *c, hd_job *j)
+static void begin(hd_comm *c, hd_job *j, int votes)
 {
     /* An operation that did not wait reads no clock. */
     const int64_t until = j->begun ? hd_job_data_until(j, hd_now()) : 0;
     __atomic_store_n(&c->transfer.api, j->api, __ATOMIC_RELEASE);
     __atomic_store_n(&c->transfer.seq, j->seq, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->transfer.votes, votes, __ATOMIC_RELEASE);
     __atomic_store(&c->transfer.timeout, &j->timeout, __ATOMIC_RELEASE);
     j->data_until = until;
     __atomic_store_n(&c->transfer.until, until, __ATOMIC_RELEASE);
     __atomic_store_n(&c->transfer.phase, c->transfer.phase + 1, __ATOMIC_RELEASE);
 }
+
+void hd_data_begin(hd_comm *c, hd_job *j) { begin(c, j, 0); }
+
+void hd_votes_begin(hd_comm *c, hd_job *j) { begin(c, j, 1); }
 
 void hd_data_end(hd_comm *c)
 {
@@ -73,6 +79,7 @@ static int read_moving(const hd_comm *c, uint64_t phase, moving *out)
 {
     out->api = __atomic_load_n(&c->transfer.api, __ATOMIC_ACQUIRE);
     out->seq = __atomic_load_n(&c->transfer.seq, __ATOMIC_ACQUIRE);
+    out->votes = __atomic_load_n(&c->transfer.votes, __ATOMIC_ACQUIRE);
     __atomic_load(&c->transfer.timeout, &out->timeout, __ATOMIC_ACQUIRE);
     out->until = __atomic_load_n(&c->transfer.until, __ATOMIC_ACQUIRE);
     return __atomic_load_n(&c->transfer.phase, __ATOMIC_RELAXED) == phase;
@@ -107,10 +114,12 @@ static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after
     hd_text_init(&t, buffer, sizeof buffer);
     say_prefix(&t, s);
     hd_say(&t,
-           "%s #%u of group '%s' (rank %d of %d there) has been moving data for %.3g s, longer "
-           "than its timeout. All ranks had entered it, so a peer died, was stopped, or the "
-           "network fails; the call cannot be cancelled: aborting the job.",
-           m->api, m->seq, c->name, c->rank, c->size, after);
+           "%s #%u of group '%s' (rank %d of %d there) has %s for %.3g s, longer than its "
+           "timeout. All ranks had entered it%s, so a peer died, was stopped, or the network "
+           "fails; the call cannot be cancelled: aborting the job.",
+           m->api, m->seq, c->name, c->rank, c->size,
+           m->votes ? "been waiting for the other ranks' votes" : "been moving data", after,
+           m->votes ? ", and one has not said whether it goes on" : "");
     say_elsewhere(&t, c);
     for (int i = 0; i < s->node_n && t.used < 1500; i++)
         if (i != s->slot) {

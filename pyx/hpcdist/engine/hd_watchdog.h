@@ -11,6 +11,7 @@ void hd_watchdog_stop(hd_session *s);
 /* Brackets the phase that all ranks have agreed to and that cannot be cancelled: the watchdog ends
  * the job if it takes too long. */
 void hd_data_begin(hd_comm *c, hd_job *j);
+void hd_votes_begin(hd_comm *c, hd_job *j); /* the same, before the data */
 void hd_data_end(hd_comm *c);
 
 #endif
