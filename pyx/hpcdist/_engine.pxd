@@ -364,3 +364,6 @@ cdef extern from "hd_comm_life.h" nogil:
     int hd_comm_free(hd_comm*, int, int)
     int64_t hd_comm_unread(hd_comm*)
     void hd_comm_release(hd_comm*)
+
+cdef extern from "hd_graves.h" nogil:
+    void hd_grave_tell(hd_comm*)

@@ -16,7 +16,7 @@ import torch
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
 
-pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2), pytest.mark.one_node]
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
 
 #: Seconds: timeout of the groups; the most that a rank may wait.
 LONG, SOON = 20, 5
@@ -149,6 +149,7 @@ WINDOW: dict[str, Callable[[dist.Window, int], object]] = {
 }
 
 
+@pytest.mark.one_node  # windows are
 @pytest.mark.parametrize("name", list(WINDOW))
 def test_memory_of_a_rank_that_has_destroyed_the_group_is_not_used(name: str) -> None:
     """That of the others is, until they destroy it too."""
@@ -174,6 +175,7 @@ def test_memory_of_a_rank_that_has_destroyed_the_group_is_not_used(name: str) ->
     parallel_assert(rank == last or memory.tolist() == [1.0] * 3, f"{memory}")
 
 
+@pytest.mark.one_node  # whoever drops a group sends no message
 @pytest.mark.parametrize("name", ["all_reduce", "recv", "a long send", "put", "signal"])
 def test_a_rank_that_has_dropped_the_group_is_not_said_to_have_destroyed_it(name: str) -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1

@@ -193,8 +193,8 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
         raised = error
     open_comms.pop(<size_t> comm.c, None)
     with nogil:
-        if not empty and comm.c.page != NULL and not hd_in_child():  # the others no longer wait for this rank
-            hd_page_mark(comm.c, HD_UNDRAINED, HD_DESTROYED)
+        if not empty or (agreed == HD_LATER and comm.c.page == NULL):
+            hd_grave_tell(comm.c)  # the others no longer wait for this rank
         code = hd_comm_free(comm.c, empty, agreed)
     bury(NULL)
     if code:

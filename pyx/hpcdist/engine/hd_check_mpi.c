@@ -82,6 +82,16 @@ static void begin_wait(const hd_comm *c, hd_job *j, hd_waiter *w)
         hd_caucus_cores(c->post->caucus, w);
 }
 
+/* 1: another rank has destroyed the group, and this one has left. */
+static int leave_if_closed(hd_comm *c, hd_job *j, double after)
+{
+    const hd_post *p = c->post;
+    for (int r = 0; r < c->size; r++)
+        if (p->closed[r] && !hd_post_arrived(p, r) && hd_leave_allowed(p))
+            return hd_leave_closed(c, j, r, after) != HD_OK;
+    return 0;
+}
+
 /* Every 50 ms in the first round. 1: this rank has left. */
 static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
 {
@@ -124,6 +134,8 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
         if (!hd_post_arrived(p, r) && hd_leave_allowed(p))
             return hd_leave_lost(c, j, r, how, after) != HD_OK;
     }
+    if (leave_if_closed(c, j, after))
+        return 1;
     hd_post_tell(c, !j->closing && (hd_here_any(&p->here, p->now) || after > 0.5 * j->timeout));
     return 0;
 }

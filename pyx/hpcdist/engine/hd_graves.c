@@ -12,6 +12,7 @@
 
 #include "hd_exit.h"
 #include "hd_graves.h"
+#include "hd_lane.h"
 #include "hd_late.h"
 #include "hd_levels.h"
 #include "hd_page_life.h"
@@ -76,6 +77,18 @@ static void finish(hd_comm *c, int frees)
     c->grave.buried = 0;
     if (c->grave.orphan)
         hd_comm_dispose(c);
+}
+
+void hd_grave_tell(hd_comm *c)
+{
+    if (hd_in_child() || c->size == 1)
+        return;
+    if (c->page) {
+        hd_page_mark(c, HD_UNDRAINED, HD_DESTROYED);
+    } else if (!hd_session_broken(c->session) && hd_lane_drain(c, 0)) { /* nobody uses the post */
+        hd_unsent_take(c->post);
+        hd_post_close_early(c);
+    }
 }
 
 void hd_grave_dig(hd_comm *c)

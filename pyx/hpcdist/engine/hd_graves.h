@@ -5,6 +5,8 @@
 
 #include "hd_comm.h"
 
+/* This rank goes on to leave the group, and not all do: tells the others, if it can. */
+void hd_grave_tell(hd_comm *c);
 void hd_grave_dig(hd_comm *c); /* instead of freeing its communicator, its page and its post */
 /* Frees what all members have left. Without blocking. */
 void hd_graves_visit(hd_session *s);

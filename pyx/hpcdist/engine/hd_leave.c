@@ -7,6 +7,7 @@
 #include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_leave.h"
+#include "hd_page.h"
 #include "hd_post.h"
 #include "hd_report.h"
 #include "hd_rounds.h"
@@ -35,9 +36,37 @@ int hd_leave_allowed(const hd_post *p)
     return !p->caucus || hd_caucus_give_up(p->caucus, p->now);
 }
 
+/* Says no, and names the rank because of which the group is lost. */
+static void leave_for(hd_comm *c, int rank, int code, double after, const char *why)
+{
+    char text[HD_DESC];
+    hd_text t;
+    hd_leave_behind(c);
+    hd_text_init(&t, text, sizeof text);
+    hd_say(&t, "rank %d %s", rank, why);
+    hd_post_send(c, HD_POST_LOST, code, after, text);
+    hd_post_flush(c);
+}
+
+static void leave_closed_by(hd_comm *c, int rank, double after)
+{
+    char why[HD_DESC];
+    hd_text t;
+    hd_text_init(&t, why, sizeof why);
+    if (c->as_world)
+        hd_say_gone(&t, c, rank, HD_LEFT);
+    else
+        hd_say(&t, "of group '%s' has %s", c->name, hd_page_way(HD_DESTROYED));
+    leave_for(c, rank, c->as_world ? HD_ERR_FAILED : HD_ERR_MISMATCH, after, why);
+}
+
 void hd_leave_early(hd_comm *c, hd_job *j, int what, double after)
 {
     char here[HD_DESC];
+    if (j->closing) { /* it destroys the group all the same */
+        leave_closed_by(c, c->rank, after);
+        return;
+    }
     hd_leave_behind(c);
     hd_describe_here(here, j);
     hd_say_awaited(here, c, hd_post_arrived, c->post);
@@ -50,12 +79,19 @@ int hd_leave_lost(hd_comm *c, hd_job *j, int rank, enum hd_gone how, double afte
     char why[HD_DESC];
     hd_text t;
     hd_fail_gone(c, j, rank, how);
-    hd_leave_behind(c);
     hd_text_init(&t, why, sizeof why);
-    hd_say(&t, "rank %d ", rank);
     hd_say_gone(&t, c, rank, how);
-    hd_post_send(c, HD_POST_LOST, HD_ERR_FAILED, after, why);
-    hd_post_flush(c);
+    leave_for(c, rank, HD_ERR_FAILED, after, why);
+    return j->code;
+}
+
+int hd_leave_closed(hd_comm *c, hd_job *j, int rank, double after)
+{
+    if (c->as_world) /* whoever leaves the group of all ranks leaves the job */
+        hd_fail_gone(c, j, rank, HD_LEFT);
+    else
+        hd_fail_closed(c, j, rank, hd_page_way(HD_DESTROYED));
+    leave_closed_by(c, rank, after);
     return j->code;
 }
 

@@ -18,6 +18,8 @@ void hd_leave_behind(hd_comm *c);
 void hd_leave_early(hd_comm *c, hd_job *j, int what, double after); /* what: of the note */
 /* A rank has gone without coming to this check: ranks of other nodes do not see that. */
 int hd_leave_lost(hd_comm *c, hd_job *j, int rank, enum hd_gone how, double after);
+/* A rank has destroyed the group, and comes to no check any more. */
+int hd_leave_closed(hd_comm *c, hd_job *j, int rank, double after);
 int hd_leave_refusing(hd_comm *c, const hd_job *j);
 int hd_leave_late(hd_comm *c, hd_job *j, const hd_waiter *w); /* the time is over */
 /* Another rank has abandoned the check: reports which, as far as that is known. */

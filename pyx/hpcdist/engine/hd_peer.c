@@ -4,6 +4,7 @@
 #include "hd_comm.h"
 #include "hd_job.h"
 #include "hd_page.h"
+#include "hd_post.h"
 #include "hd_report.h"
 #include "hd_status.h"
 
@@ -55,17 +56,24 @@ int hd_peer_gone(hd_job *j)
     return 1;
 }
 
+static enum hd_closed closed_by(const hd_comm *c, int rank)
+{
+    if (c->page)
+        return hd_page_closed(c, rank);
+    return c->post && hd_post_closed(c, rank) ? HD_DESTROYED : HD_OPEN;
+}
+
 /* Whether and how the peer, or each rank that could be it, has left the group. Where this rank is
  * leaving it, too, its messages end with that. */
 static enum hd_closed has_closed(const hd_comm *c, int peer)
 {
     enum hd_closed how = HD_OPEN;
-    if (!c->page || peer == c->rank || __atomic_load_n(&c->closing, __ATOMIC_ACQUIRE))
+    if (peer == c->rank || __atomic_load_n(&c->closing, __ATOMIC_ACQUIRE))
         return HD_OPEN;
     for (int r = 0; r < c->size; r++) {
         if (r == c->rank || (peer >= 0 && peer != r))
             continue;
-        const enum hd_closed one = hd_page_closed(c, r);
+        const enum hd_closed one = closed_by(c, r);
         if (!one)
             return HD_OPEN;
         if (how != HD_DESTROYED)
@@ -92,9 +100,10 @@ int hd_peer_closed(hd_job *j)
         hd_say(&t, "rank %d", peer);
     else
         say_others(&t, c);
-    hd_fail(j, HD_ERR_MISMATCH,
+    hd_fail(j, c->as_world ? HD_ERR_FAILED : HD_ERR_MISMATCH,
             "%s of group '%s' ha%s %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)", who,
-            c->name, peer < 0 && c->size > 2 ? "ve" : "s", hd_page_way(way), j->api,
+            c->name, peer < 0 && c->size > 2 ? "ve" : "s",
+            c->as_world ? "left the job" : hd_page_way(way), j->api,
             j->kind == HD_SEND ? "to" : "from", c->rank, j->message.tag,
             j->site[0] ? ", called at " : "", j->site);
     return 1;
@@ -116,7 +125,7 @@ void hd_peer_withdrawn(hd_job *j, int rank)
     if (how)
         hd_say_gone(&t, c, rank, how);
     else
-        hd_say(&t, "has %s", hd_page_way(hd_page_closed(c, rank)));
+        hd_say(&t, "has %s", hd_page_way(closed_by(c, rank)));
     hd_fail(j, how ? HD_ERR_FAILED : HD_ERR_MISMATCH,
             "rank %d of group '%s' %s: %s to it cannot complete (this is rank %d)", rank, c->name,
             way, j->api, c->rank);

@@ -16,6 +16,7 @@
 #include "hd_threads.h"
 
 #define TAG_NOTE 1
+#define TAG_CLOSED 4
 #define FLUSH_S 1.0 /* seconds to wait until this rank's own notes have gone */
 
 int hd_post_open(hd_comm *c, int *rc)
@@ -27,7 +28,9 @@ int hd_post_open(hd_comm *c, int *rc)
         p->passes_on = c->size > HD_POST_STAR;
         p->to = malloc((p->passes_on ? 32 : (size_t)c->size) * sizeof *p->to);
     }
-    if (!p || !p->to || hd_here_open(&p->here, c->size))
+    if (p)
+        p->closed = calloc((size_t)c->size, 1);
+    if (!p || !p->to || !p->closed || hd_here_open(&p->here, c->size))
         return HD_ERR_MEMORY;
     /* From this rank on: not all write to the same one first. */
     for (int64_t i = 1; i < c->size; i = p->passes_on ? 2 * i : i + 1)
@@ -153,11 +156,27 @@ static int read_note(hd_post *p)
     return 1;
 }
 
+/* Under hd_mpi_lock. 0: there is none. */
+static int read_closed(hd_post *p)
+{
+    MPI_Message message;
+    MPI_Status st;
+    int there = 0;
+    char byte;
+    if (MPI_Improbe(MPI_ANY_SOURCE, TAG_CLOSED, p->mpi, &there, &message, &st) || !there)
+        return 0;
+    __atomic_store_n(&p->closed[st.MPI_SOURCE], 1, __ATOMIC_RELEASE);
+    return !MPI_Mrecv(&byte, 1, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+}
+
 void hd_post_read(hd_comm *c)
 {
     hd_post *p = c->post;
     hd_mpi_lock(c->session);
-    /* Lists first: the note of a rank that is in a later check was sent before its list. */
+    /* In the opposite order of their sends: whoever has destroyed the group, or is in a later
+     * check, has sent its notes before it said so, and its lists last. */
+    while (read_closed(p))
+        p->unread--;
     while (hd_here_read(&p->here))
         p->unread--;
     while (read_note(p))
@@ -231,6 +250,30 @@ int hd_post_abandoned(const hd_post *p)
            !(p->caucus && hd_caucus_spoken(p->caucus, p->now));
 }
 
+void hd_post_close_early(hd_comm *c)
+{
+    hd_post *p = c->post;
+    int rc; /* the others time out by themselves */
+    hd_mpi_lock(c->session);
+    p->unread +=
+        hd_outbox_send(&p->sent, p->mpi, "", 1, HD_OUTBOX_WHOLE, p->to, p->n_to, TAG_CLOSED, &rc);
+    hd_mpi_unlock(c->session);
+}
+
+int hd_post_closed(const hd_comm *c, int rank)
+{
+    const hd_post *p = c->post;
+    int there = __atomic_load_n(&p->closed[rank], __ATOMIC_ACQUIRE);
+    MPI_Status st;
+    if (there)
+        return 1;
+    hd_mpi_lock(c->session);
+    if (MPI_Iprobe(rank, TAG_CLOSED, p->mpi, &there, &st))
+        there = 0;
+    hd_mpi_unlock(c->session);
+    return there;
+}
+
 void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *out)
 {
     out->n = 0;
@@ -278,6 +321,7 @@ int hd_post_close(hd_comm *c, int together)
         hd_post_forget(p, 0);
         hd_here_close(&p->here);
         free(p->to);
+        free(p->closed);
         hd_pages_free(p, sizeof *p);
         c->post = NULL;
     }

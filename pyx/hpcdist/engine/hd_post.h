@@ -47,6 +47,7 @@ typedef struct hd_post {
     int stuck; /* when the last note was sent, an earlier one was still unsent */
     hd_post_heard *heard;
     hd_here here;
+    uint8_t *closed; /* atomic, by rank: it has destroyed the group */
     int *to, n_to;   /* the ranks that this one writes to */
     int passes_on;   /* these are not all others: notes have to be passed on */
     int64_t waited;  /* ns: in the first round of the last check */
@@ -98,6 +99,11 @@ void hd_post_forget(hd_post *p, uint64_t before);
 const hd_post_heard *hd_post_reason(const hd_post *p);
 /* Whether there is a note of that rank about the present check or a later one. */
 int hd_post_has(const hd_post *p, int rank);
+/* This rank destroys the group, and not all do: tells the others. */
+void hd_post_close_early(hd_comm *c);
+/* Whether that rank has said so; by any thread. It takes part in no check that it has not joined.
+ */
+int hd_post_closed(const hd_comm *c, int rank);
 int hd_post_arrived(const void *post, int rank); /* the same, or it has said that it is there */
 int hd_post_abandoned(
     const hd_post *p); /* the present check is, whether there is a reason or not */

@@ -65,6 +65,16 @@ static void say_variants(hd_text *t, int n, const char *texts, size_t stride)
     }
 }
 
+/* Whether a rank has come to destroy the group, which it does whatever the others do. */
+static int is_destroyed(const hd_comm *c, const char *texts, size_t stride)
+{
+    static const char end[] = "destroy_process_group()"; /* as hd_job_describe() says it */
+    int destroyed = 0;
+    for (int r = 0; r < c->size; r++)
+        destroyed |= !strncmp(texts + (size_t)r * stride, end, sizeof end - 1);
+    return destroyed;
+}
+
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride)
 {
     char buffer[HD_TEXT];
@@ -74,8 +84,11 @@ int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride)
            c->name, j->seq, c->rank, c->size);
     say_variants(&t, c->size, texts, stride);
     hd_say(&t, "\n");
-    hd_say_last(&t, "Nothing was transferred; the group can still be used. Make all ranks call the "
-                    "same operation with matching arguments.");
+    hd_say_last(&t, is_destroyed(c, texts, stride)
+                        ? "Nothing was transferred. The group is destroyed and cannot be used any "
+                          "more: destroy it on all its ranks."
+                        : "Nothing was transferred; the group can still be used. Make all ranks "
+                          "call the same operation with matching arguments.");
     hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
     return j->code;
 }
