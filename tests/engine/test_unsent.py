@@ -17,7 +17,7 @@ pytestmark = pytest.mark.jobs
 PROGRAM = str(Path(__file__).with_name("unsent.py"))
 CALLS = 30
 #: Seconds. Each timeout waited for a second until its note was sent, though its reader was stopped.
-FLUSHES = 10.0
+FLUSHES = 15.0
 
 
 @pytest.mark.parametrize("size", [64, 16384])

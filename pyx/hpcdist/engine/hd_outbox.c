@@ -6,7 +6,7 @@
 
 /* Messages that are asked for in one call. More would take long where a rank has given up thousands
  * of times, and where one does not go, the later ones to that rank do not either. */
-#define ASKED 16
+#define ASKED 4
 
 struct hd_parcel {
     struct hd_parcel *next;

@@ -42,9 +42,11 @@ static struct {
 enum {
     FIRST_NAP = 100000,
     LONGEST_NAP = 500000,
+    UNSENT_NAP = 10000000,
     IDLE_NAPS = 10,
     PASSED = 4
-}; /* ns, ns, naps before it sleeps for good, naps without a look while owners take jobs out */
+}; /* ns, ns, ns with nothing but what is unsent, naps before it sleeps for good, naps without a
+      look while owners take jobs out */
 
 static void put(hd_job *first)
 {
@@ -153,7 +155,11 @@ static void test_others(void)
     pthread_mutex_unlock(&poller.mu);
 }
 
-static long longer(long nap) { return nap < LONGEST_NAP ? nap * 5 / 4 : nap; }
+static long longer(long nap)
+{
+    const long most = poller.list || !hd_unsent_any() ? LONGEST_NAP : UNSENT_NAP;
+    return nap < most ? nap * 5 / 4 : most;
+}
 
 static void *poller_main(void *arg)
 {

@@ -56,7 +56,8 @@ int hd_post_tidy(hd_post *p)
 
 int hd_post_unsent(hd_post *p)
 {
-    return hd_rounds_unsent(&p->rounds) | hd_outbox_unsent(&p->sent) |
+    /* No more than one question where something is: Open MPI goes through all that it has kept. */
+    return hd_outbox_unsent(&p->sent) || hd_rounds_unsent(&p->rounds) ||
            hd_outbox_unsent(&p->here.sent);
 }
 

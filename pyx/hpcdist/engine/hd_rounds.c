@@ -357,13 +357,13 @@ int hd_rounds_tidy(hd_rounds *r)
 
 int hd_rounds_unsent(hd_rounds *r)
 {
-    int unsent = hd_outbox_unsent(&r->late);
     for (partner *p = r->partners; p && p < r->partners + r->n; p++)
         for (int round = 0; round < HD_ROUNDS; round++) {
             int gone = 0;
-            unsent |= !have_gone(p->send[round], &gone) && !gone;
+            if (!have_gone(p->send[round], &gone) && !gone)
+                return 1;
         }
-    return unsent;
+    return hd_outbox_unsent(&r->late);
 }
 
 int hd_rounds_end(hd_rounds *r, MPI_Comm mpi)
