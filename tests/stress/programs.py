@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sources import BASE, CHECK, DEEP, FEW, KERNELS, NODE, POST, ROLL, STEPS, STREAMED, WATCHDOG
+
 ROOT = Path(__file__).resolve().parents[2]
 #: What hpcdist itself is compiled with; `_build/hpcdist_build/extensions.py` has the rest.
 FLAGS = "-std=gnu11 -pthread -ffp-contract=off -Wall -Wextra -Werror -g".split()
@@ -57,56 +59,6 @@ class Program:
     #: A file, a text in it and what takes its place: the program must find the mistake.
     mutation: tuple[str, str, str] | None = None
 
-
-#: What every program about shared memory is linked with.
-BASE = tuple(
-    f"pyx/hpcdist/{name}.c"
-    for name in (
-        *("engine/hd_base", "engine/hd_job", "engine/hd_recorder", "engine/hd_report"),
-        "kernels/hd_types",
-    )
-) + ("tests/stress/stub/stub.c",)
-POSTED = (
-    "check_mpi",
-    "leave",
-    "ballot",
-    "rounds",
-    "caucus",
-    "post",
-    "here",
-    "outbox",
-    "page_pairs",
-    "carry",
-    "scale",
-)
-CHECKING = ("check", "page", "page_pairs", "carry", "scale")
-SHARING = ("node", "node_reduce", "direct", "slots", "scale", "stream")
-NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in SHARING))
-CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
-WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
-ROLL = (
-    "tests/stress/roll.c",
-    *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("roll", "roll_desk", "roll_words", "outbox")),
-)
-POST = (
-    "tests/stress/post.c",
-    *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in POSTED),
-)
-#: Of the tensors, which are short here, the longer ones are written past the caches.
-STREAMED = ("-DHD_STREAM_LEAST=16384",)
-#: Notes go from rank to rank already where there are few.
-FEW = ("-DHD_POST_STAR=3",)
-#: Rounds go by steps of doubling already where there are few.
-STEPS = ("-DHD_ROUNDS_DIRECT=2",)
-#: A deep tree of few members.
-DEEP = ("-DHD_ROLL_STAR=3", "-DHD_ROLL_ARITY=2")
-KERNELS = (
-    "tests/stress/kernels.c",
-    "pyx/hpcdist/kernels/hd_types.c",
-    "pyx/hpcdist/kernels/hd_kernels*.c",
-)
 
 #: So that the numbers of checks wrap in the course of the run.
 NEAR_WRAP = str(2**32 - 10_000)
