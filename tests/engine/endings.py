@@ -274,6 +274,11 @@ def ends_anyhow(rank: int, *states: str) -> None:
         sys.modules["works"] = [
             dist.all_reduce(np.ones(2, np.float32), async_op=True) for _ in range(1000)
         ]
+    if "finalized" in states:
+        from mpi4py import MPI
+
+        dist.barrier()
+        MPI.Finalize()
     say(f"rank {rank} ends")
 
 

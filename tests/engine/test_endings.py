@@ -220,6 +220,14 @@ def test_the_interpreter_may_end_in_any_state(state, count):
     count(1)
 
 
+def test_a_program_between_nodes_may_finalize_mpi_itself(count):
+    ended = run_job(2, PROGRAMS, "ends_anyhow", "finalized", env={"HPCDIST_NODES": "2"})
+    assert ended.code == 0, ended.text
+    assert ended.text.count("ends") == 2 and "abort" not in ended.text.lower(), ended.text
+    is_clean(ended)
+    count(1)
+
+
 @pytest.mark.parametrize(
     "how", ["irecv", "irecv mpi4py", "thread", "callback", "destroy", "new_group"]
 )

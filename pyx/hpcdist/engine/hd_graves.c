@@ -81,7 +81,11 @@ static void finish(hd_comm *c, int frees)
 
 void hd_grave_tell(hd_comm *c)
 {
+    int down = 0;
     if (hd_in_child() || c->size == 1)
+        return;
+    MPI_Finalized(&down); /* by the program, before it destroys its groups */
+    if (down)
         return;
     if (c->page) {
         hd_page_mark(c, HD_UNDRAINED, HD_DESTROYED);

@@ -56,7 +56,7 @@ int hd_post_tidy(hd_post *p)
 
 int hd_post_unsent(hd_post *p)
 {
-    /* No more than one question where something is: Open MPI goes through all that it has kept. */
+    /* Few questions where something is: Open MPI goes through all that it has kept. */
     return hd_outbox_unsent(&p->sent) || hd_rounds_unsent(&p->rounds) ||
            hd_outbox_unsent(&p->here.sent);
 }
@@ -174,8 +174,8 @@ void hd_post_read(hd_comm *c)
 {
     hd_post *p = c->post;
     hd_mpi_lock(c->session);
-    /* In the opposite order of their sends: whoever has destroyed the group, or is in a later
-     * check, has sent its notes before it said so, and its lists last. */
+    /* In the opposite order of their sends: whoever is in a later check has sent its notes before
+     * its lists, and whoever has destroyed the group says so last. */
     while (read_closed(p))
         p->unread--;
     while (hd_here_read(&p->here))
@@ -305,9 +305,12 @@ int64_t hd_post_unread(hd_comm *c)
 int hd_post_close(hd_comm *c, int together)
 {
     hd_post *p = c->post;
-    int clean = 0;
+    int clean = 0, down = 0;
     if (!p)
         return 1;
+    MPI_Finalized(&down);
+    if (down)
+        return 0;
     hd_mpi_lock(c->session);
     for (int k = 0; k < 1000 && !clean; k++)
         clean = hd_post_tidy(p);
