@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from worlds import between_nodes
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert
@@ -46,7 +47,7 @@ def no_memory() -> Iterator[None]:
 
 def test_a_rank_without_memory_to_scale_its_input_is_named_at_once() -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    group = dist.new_group(timeout=timedelta(seconds=LONG))
+    group = between_nodes(timedelta(seconds=LONG))
     tensor = torch.ones(COUNT)
     text = ""
     dist.barrier(group)

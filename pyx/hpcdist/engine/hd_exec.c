@@ -156,10 +156,12 @@ static int check_result(hd_comm *c, hd_job *j)
     return hd_check(c, j, hd_mix(fingerprint(j), j->checked.checksum)) == HD_OK;
 }
 
-/* Before the ranks agree, so that they learn of it if this one has no memory. */
+/* Before the ranks agree, so that they learn of it if this one has no memory. Within a node calls
+ * go through the memory of the group, which needs none. */
 static void reserve(hd_comm *c, hd_job *j)
 {
-    const int64_t reduced = hd_reductions_stage(c, j), moved = hd_moves_stage(c, j);
+    const int64_t reduced = c->page ? 0 : hd_reductions_stage(c, j);
+    const int64_t moved = c->page ? 0 : hd_moves_stage(c, j);
     if (reduced + moved == 0 || hd_stage(c, j, reduced + moved))
         return;
     j->refusal.why = "no memory for a staging buffer";
