@@ -177,7 +177,7 @@ class Join:
             self._enable = yes_or_no(enable, "enable")
             self._throw = yes_or_no(throw_on_early_termination, "throw_on_early_termination")
             self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
-        self._refuse_nested()
+            self._refuse_nested()
         self._facts = {"throw_on_early_termination": self._throw, **kwargs}
         self._set(self._enable)
 
