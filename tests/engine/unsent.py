@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 from ending_parts import say
@@ -35,6 +36,14 @@ def calls(group: dist.ProcessGroup, many: int, values: np.ndarray) -> float:
     return time.monotonic() - began
 
 
+def is_stopped(pid: int) -> None:
+    """Wait until a process has been stopped."""
+    until = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < until, "not stopped"
+        time.sleep(0.01)
+
+
 def main() -> None:
     many, values = int(sys.argv[1]), np.ones(int(sys.argv[2]) // 8)
     dist.init_process_group(timeout=timedelta(seconds=60))
@@ -49,7 +58,7 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         say(f"late {calls(group, many, values)}")
     else:
-        time.sleep(1)
+        is_stopped(pids[1])
         say(f"gave up {calls(group, many, values)}")
         os.kill(pids[1], signal.SIGCONT)
         until = time.monotonic() + BUSY

@@ -282,7 +282,6 @@ static void enter(hd_comm *c)
     }
     *k = (hd_caucus){.place = me % each, .ranks = each, .speakers = SPEAKERS, .at = halls[me / each]};
     k->nodes = (ranks + each - 1) / each;
-    k->node = me / each;
     k->node_of = nodes_of_ranks;
     k->stretch = stretches;
     k->room = hd_caucus_room(each);
