@@ -24,8 +24,8 @@ typedef struct hd_stretch {
 } hd_stretch;
 
 typedef struct hd_caucus {
-    int nodes, node;     /* of the group; and this one, which is its speaker's rank */
-    int *node_of;        /* of each rank of the group */
+    int nodes;           /* of the group */
+    int *node_of;        /* of each rank of the group: its speaker's rank among them */
     hd_stretch *stretch; /* of each node */
     int place, ranks;    /* this rank's among those of its node; 0: it speaks */
     MPI_Comm speakers;   /* MPI_COMM_NULL on those who listen */

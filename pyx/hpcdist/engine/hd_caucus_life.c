@@ -19,7 +19,6 @@ static int survey(const hd_comm *c, hd_caucus *k)
         k->node_of[r] = first == r ? k->nodes - 1 : k->node_of[first];
         k->stretch[k->node_of[r]].last = r;
     }
-    k->node = k->node_of[c->rank];
     return rc;
 }
 

@@ -82,11 +82,12 @@ struct hd_comm {
     uint32_t seq;       /* collectives begun */
     uint32_t agreed;    /* atomic: the last collective that all ranks agreed on, so that all go
                          * on after it */
-    uint32_t carried;   /* atomic: collectives whose data travelled with the check, */
-    uint32_t packed;    /* and lists that were reduced as one block */
-    uint32_t mailed;    /* atomic: long messages sent */
-    int64_t unread;     /* atomic: messages sent, less those received; the sum over all ranks
-                         * is the number never received */
+    /* Both atomic, and for tests alone. */
+    uint32_t carried; /* collectives whose data travelled with the check */
+    uint32_t packed;  /* lists that were reduced as one block */
+    uint32_t mailed;  /* atomic: long messages sent */
+    int64_t unread;   /* atomic: messages sent, less those received; the sum over all ranks
+                       * is the number never received */
     hd_session *session;
     int *node_slot; /* slot of each member on this node's status page, -1: another node */
     int one_node;

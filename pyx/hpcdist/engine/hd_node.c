@@ -5,8 +5,8 @@
  * which use the halves in turn. For each piece a rank announces `in` when what it has for the
  * others is in its slot, and `out` when it is done with it, as far as others must know.
  *
- * Two halves suffice: a rank that begins piece k+2 has seen `out` of piece k+1 from all ranks, and
- * a rank announces that only when it is done with all of piece k.
+ * Two halves suffice in an all_reduce: a rank that begins piece k+2 has seen `out` of piece k+1
+ * from all ranks, and a rank announces that only when it is done with all of piece k.
  *
  * All waits end at the timeout and check for ranks that have gone. Giving up is one decision for
  * all ranks, because a rank that has seen `out` from all ranks returns, with the result if it gets

@@ -25,7 +25,7 @@ int hd_unsent_keep(hd_post *p)
     if (!hd_post_unsent(p))
         return 0;
     pthread_mutex_lock(&mu);
-    p->kept = 1;
+    __atomic_store_n(&p->kept, 1, __ATOMIC_RELEASE);
     p->next = kept;
     kept = p;
     __atomic_add_fetch(&many, 1, __ATOMIC_SEQ_CST);
