@@ -121,3 +121,20 @@ def test_settings_of_a_module():
         parallel_assert(getattr(model, name) is True)
         setattr(model, name, 0)
         parallel_assert(getattr(model, name) is False)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_first_calls_of_a_world_may_all_fail(no_world):
+    """The count of calls began anew, but not that of calls that all ranks agreed on."""
+    dist.init_process_group()
+    last = dist.get_rank() == dist.get_world_size() - 1
+    texts = []
+    for wrong in ({"bucket_cap_mb": -1}, {"static_graph": None}):
+        try:
+            dist.DistributedDataParallel(torch.nn.Linear(3, 3), **(wrong if last else {}))
+        except (ValueError, TypeError, dist.DistError) as error:
+            texts.append(str(error))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    parallel_assert(len(texts) == 2 and total.item() == dist.get_world_size(), str(texts))
+    dist.destroy_process_group()

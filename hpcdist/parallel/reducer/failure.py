@@ -78,6 +78,8 @@ class Failure:
             self.note(error)
             for bucket in buckets:
                 bucket.let_go()
+        if not hook and isinstance(error, DistMismatchError):
+            self.cut_off(buckets, len(buckets), 0)  # in place of buckets that only others reduce
         # Operations in flight end soon, in one way or another, and their errors do not matter.
         # After other errors each bucket could take a timeout; but what a hook returns may fail
         # alone, and then the other ranks wait for this one behind them.

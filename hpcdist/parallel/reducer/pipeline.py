@@ -167,6 +167,7 @@ class Pipeline:
         if self._transfer.skips and len(bucket.unused) == len(bucket.members):
             # one that was used under no_sync has gradients to be averaged
             if not any(map(self._usage.used, bucket.members)):
+                self._transfer.left_out += 1
                 return
         if self._streams is not None:
             self._streams.gather(bucket)

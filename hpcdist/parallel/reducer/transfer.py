@@ -58,13 +58,15 @@ class Transfer:
         Whether hooks of the program run in this pass, and may look at gradients or change them.
     without_copy : bool
         Whether long gradients are reduced from where they lie in this pass.
+    left_out : int
+        Buckets that this pass has left out so far.
     unused : callable
         Returns the places in a bucket of parameters that no rank uses, for hooks.
     """
 
     def __init__(self, group: ProcessGroup, skips: bool = False) -> None:
         self.group, self.skips = group, skips
-        self.passes = 0
+        self.passes = self.left_out = 0
         self.divisor: int | None = None
         self.after_pass: list[Callable[[], None]] = []
         self.broken: DistMismatchError | None = None
@@ -139,6 +141,7 @@ class Transfer:
     def over(self) -> None:
         """The pass is over, in one way or another."""
         self.passes += 1
+        self.left_out = 0
         self.after_pass, self._given = [], False
 
     def agree(self, buckets: Sequence[Any], api: str = API_END) -> None:
@@ -211,7 +214,8 @@ class Transfer:
             Calls that follow the last bucket.
         """
         if self._hook is None or not hasattr(self.comm, "seq"):
-            return buckets - started + (more if started < buckets else 0)
+            # others may leave out other buckets: all ranks of a pass that fails make as many calls
+            return buckets - started + self.left_out + (more if started < buckets else 0)
         return max(0, (buckets + more if self._calls is None else self._calls) - self._made())
 
     def _made(self) -> int:

@@ -168,7 +168,7 @@ cdef class Comm:
 
     def count_from_here(self):
         """Make the next collective number 1. Call it on all ranks, with nothing in flight."""
-        self.c.seq = 0
+        self.c.seq = self.c.agreed = 0
         hd_session_begin(self.c.session)
 
     @property

@@ -40,6 +40,17 @@ class Either(nn.Module):
         return (2 * self.a).sum() if first else (10 * self.b).sum()
 
 
+class Some(nn.Module):
+    """Three parameters, of which a call uses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.ParameterList(nn.Parameter(torch.ones(3)) for _ in range(3))
+
+    def forward(self, used: tuple[int, ...]) -> torch.Tensor:
+        return torch.stack([self.each[place].sum() for place in used]).sum()
+
+
 def make(cap: float | None, as_view: bool, count: int = 3) -> DDP:
     model = DDP(
         Either(count),
@@ -60,6 +71,23 @@ def test_ranks_that_use_different_ones(cap: float | None, as_view: bool) -> None
     model = make(cap, as_view)
     with parallel_raises(dist.DistMismatchError):
         model(dist.get_rank() == 0).backward()
+
+
+@pytest.mark.parametrize("used", [(0, 2), (0,)], ids=str)
+@pytest.mark.parametrize("swapped", [False, True], ids=["few", "many"])
+def test_the_group_is_in_step_after_different_numbers(used: tuple[int, ...], swapped: bool) -> None:
+    """Those who reduced more buckets waited for the others until their timeout."""
+    model = DDP(
+        Some(),
+        find_unused_parameters=True,
+        skip_all_reduce_unused_params=True,
+        bucket_cap_mb=1e-6,
+    )
+    with parallel_raises(dist.DistMismatchError):
+        model((0, 1, 2) if swapped == (dist.get_rank() == 0) else used).backward()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    parallel_assert(total.item() == dist.get_world_size(), f"{total}")
 
 
 @pytest.mark.parametrize("count", [3, 1 << 19], ids=["short", "long"])
