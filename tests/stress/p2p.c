@@ -223,8 +223,10 @@ int main(int argc, char **argv)
     pthread_join(leaves, NULL);
     if (hd_unsent_any())
         wrong++;
-    for (int i = 0; i < POSTS; i++)
+    for (int i = 0; i < POSTS; i++) {
+        hd_unsent_take(others[i].post); /* the poller may not be done with the last one yet */
         free(others[i].post);
+    }
     if (!hd_p2p_drain(&group, 60))
         wrong++;
     hd_p2p_shutdown();
