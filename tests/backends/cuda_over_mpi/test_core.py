@@ -102,13 +102,14 @@ class Note:
 
 def test_a_backward_that_is_cut_off_tells_the_others() -> None:
     """It raised AttributeError there, and the others waited for their timeouts."""
-    failure: Any = Failure(Transfer(), Note())  # type: ignore[arg-type]
+    bucket = Note()
+    failure: Any = Failure(Transfer(), bucket)  # type: ignore[arg-type]
     problem: BaseException | None = None
     seconds = 0.0
     if dist.get_rank() == VICTIM:
         try:
-            failure.cut_off([Note()], 0, 0)
-            failure.of_finish(dist.DistMismatchError(""), [], 0)
+            failure.cut_off([bucket], 0, 0)
+            failure.of_finish(dist.DistMismatchError(""), [bucket], 0)
         except AttributeError as error:
             problem = error
             dist.group.WORLD.carrier.refuse(error)
