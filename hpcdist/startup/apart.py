@@ -58,7 +58,7 @@ def comm_of(pid: int) -> str:
         return ""
 
 
-def _ancestors() -> list[int]:
+def ancestors() -> list[int]:
     """Return the pids of this process's ancestors, the nearest first, as far as they can be seen.
 
     In the numbers of /proc, which may be another namespace's than this process's own.
@@ -79,7 +79,7 @@ def shares_with_launcher(names: tuple[str, ...]) -> bool:
     names : tuple of str
         How the names of known launchers begin; others are known by their variables.
     """
-    for pid in _ancestors():
+    for pid in ancestors():
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:

@@ -272,11 +272,9 @@ def _ancestor(names: tuple[str, ...]) -> tuple[int, str] | None:
 
     None if it cannot be seen: this rank is in a PID namespace of its own, or it has died.
     """
-    pid = os.getppid()
-    while pid > 1 and (stat := apart.stat_of(pid)):
-        if apart.comm_of(pid).startswith(names):
+    for pid in apart.ancestors():
+        if apart.comm_of(pid).startswith(names) and (stat := apart.stat_of(pid)):
             return pid, stat[19]
-        pid = int(stat[1])
     return None
 
 

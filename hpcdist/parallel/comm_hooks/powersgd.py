@@ -27,7 +27,6 @@ from hpcdist.parallel.comm_hooks._future import (
 from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_feedback import Feedback, layout_of
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
-from hpcdist.parallel.comm_hooks.powersgd_undo import Before
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 API = counting("powerSGD_hook", "step")
@@ -160,9 +159,9 @@ def _memory(
         and (p.numel(), q.numel()) == (p_size, q_size)
         and p.dtype == q.dtype == like.dtype
     ):
-        state._keep(Before.keep_q, index, q)
+        state._keep_q(index, q)
         return p, q, False
-    state._keep(Before.keep_q, index, None)
+    state._keep_q(index, None)
     p, q = like.new_empty(p_size), like.new_empty(q_size)
     if state.warm_start:
         state.p_memory_dict[index], state.q_memory_dict[index] = p, q

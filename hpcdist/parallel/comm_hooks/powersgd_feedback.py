@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
-from hpcdist.parallel.comm_hooks.powersgd_undo import Before
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 
@@ -61,9 +60,7 @@ class Feedback:
             return
         error = self._kept.sub_(approximation)
         self._hold(error)
-        index, errors = self._bucket.index(), self._state.error_dict
-        self._state._keep(Before.keep_error, index, errors.get(index))
-        errors[index] = error
+        self._state._replace_error(self._bucket.index(), error)
 
     def _hold(self, error: torch.Tensor) -> None:
         """Copy the former errors of what this rank does not use.

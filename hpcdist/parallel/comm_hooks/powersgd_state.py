@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,15 +230,16 @@ class PowerSGDState(Counting):
             if getattr(bucket, "_first", False):
                 self._before = Before(self)
 
-    def _keep(
-        self,
-        keep: Callable[[Before, int, torch.Tensor | None], None],
-        index: int,
-        tensor: torch.Tensor | None,
-    ) -> None:
-        """Keep what a pass replaces of a bucket, until it is known that the pass counts."""
+    def _replace_error(self, index: int, error: torch.Tensor) -> None:
+        """Set the error of a bucket; keep the former one until it is known that the pass counts."""
         if self._before is not None:
-            keep(self._before, index, tensor)
+            self._before.keep_error(index, self.error_dict.get(index))
+        self.error_dict[index] = error
+
+    def _keep_q(self, index: int, q: torch.Tensor | None) -> None:
+        """Keep the Q of a bucket that a pass overwrites; None if it is drawn anew."""
+        if self._before is not None:
+            self._before.keep_q(index, q)
 
     def _undo(self) -> None:
         before, self._before = self._before, None
