@@ -27,7 +27,7 @@ cdef extern from "hd_mpi_ops.h" nogil:
     MPI_Op hd_mpi_op(int, int)
 
 cdef extern from "hd_kernels.h" nogil:
-    ctypedef void (*hd_reduce_fn)(const void*, void*, int64_t) noexcept nogil
+    ctypedef void (*hd_reduce_fn)(const void*, const void*, void*, int64_t) noexcept nogil
     hd_reduce_fn hd_reduce_kernel(int, int)
 
 cdef extern from "hd_types.h" nogil:
@@ -379,10 +379,11 @@ def combine(size_t send, size_t recv, int64_t count, int blocks, int dtype, int 
             while at < count:  # by pieces that stay in the first-level cache
                 n = min(step, count - at)
                 to = <char*> recv + at * item
-                if recv != send:
+                if blocks == 1 and recv != send:
                     memcpy(to, <char*> send + at * item, n * item)
                 for k in range(1, blocks):
-                    reduce(<char*> send + (k * count + at) * item, to, n)
+                    reduce(<char*> send + (k * count + at) * item,
+                           to if k > 1 else <char*> send + at * item, to, n)
                 if back:
                     for k in range(1, blocks):
                         memcpy(<char*> send + (k * count + at) * item, to, n * item)

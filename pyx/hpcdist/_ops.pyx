@@ -23,7 +23,7 @@ cdef extern from "hd_types.h" nogil:
     const char *hd_op_refusal(int op, int dtype)
 
 cdef extern from "hd_kernels.h" nogil:
-    ctypedef void (*hd_reduce_fn)(const void *in_, void *inout, int64_t n)
+    ctypedef void (*hd_reduce_fn)(const void *one, const void *other, void *result, int64_t n)
     hd_reduce_fn hd_reduce_kernel(int op, int dtype)
     int hd_scale_div(void *buf, int64_t n, int dtype, int64_t divisor)
     int hd_scale_mul(void *dst, const void *src, int64_t n, int dtype, double factor)
@@ -250,22 +250,24 @@ cdef int _check_pair(unsigned char[::1] written, const unsigned char[::1] read,
     return 0
 
 
-def reduce_into(unsigned char[::1] inout not None, const unsigned char[::1] in_ not None,
-                dtype, op):
+def reduce_into(unsigned char[::1] result not None, const unsigned char[::1] one not None,
+                dtype, op, other=None):
     """Combine two buffers of this process element by element, as one step of a reduction does.
 
     Runs without the GIL.
 
     Parameters
     ----------
-    inout : buffer of uint8
-        Receives ``in_ op inout``; contiguous, at any alignment.
-    in_ : buffer of uint8
-        As many bytes; does not overlap `inout`.
+    result : buffer of uint8
+        Receives ``one op other``; contiguous, at any alignment.
+    one : buffer of uint8
+        As many bytes; does not overlap `result`.
     dtype : int or str
         Code or name of the element type of the bytes.
     op : ReduceOp
         AVG and PREMUL_SUM add; their scaling is :func:`scale_div` and :func:`scale_mul`.
+    other : buffer of uint8, optional
+        As `one`; `result` itself, whose bytes are replaced, if it is not given.
 
     Raises
     ------
@@ -276,14 +278,16 @@ def reduce_into(unsigned char[::1] inout not None, const unsigned char[::1] in_ 
     """
     cdef int code = _dtype_code(dtype)
     cdef ReduceOp how = as_reduce_op(op)
-    cdef int64_t n = _count(inout, code)
-    _check_pair(inout, in_, False)
+    cdef int64_t n = _count(result, code)
+    cdef const unsigned char[::1] second = result if other is None else other
+    _check_pair(result, one, False)
+    _check_pair(result, second, other is None)
     cdef hd_reduce_fn kernel = hd_reduce_kernel(how.code, code)
     if kernel == NULL:
         raise TypeError(op_refusal(how, code))
     if n:
         with nogil:
-            kernel(&in_[0], &inout[0], n)
+            kernel(&one[0], &second[0], &result[0], n)
 
 
 def scale_div(unsigned char[::1] buf not None, dtype, int64_t divisor):

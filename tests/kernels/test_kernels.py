@@ -183,8 +183,12 @@ def test_reduces(op: str, dtype: DType, isa: str, rng: np.random.Generator) -> N
             whole_a, in_ = at(offset_a, a)
             whole_b, inout = at(offset_b, b)
             before = whole_a.copy()
-            _ops.reduce_into(inout, in_, dtype.code, op)
             note = f"{op} {dtype} {isa}, {n} elements at {offset_a}, {offset_b}"
+            whole, apart = at(offset_a + 5, draw(rng, dtype, n))
+            _ops.reduce_into(apart, in_, dtype.code, op, inout)
+            equal(apart.copy(), expect(op, a, b, dtype), f"{note}, apart")
+            assert untouched_around(whole, apart), f"{note}: wrote outside its output"
+            _ops.reduce_into(inout, in_, dtype.code, op)
             equal(inout.copy(), expect(op, a, b, dtype), note)
             assert np.array_equal(whole_a, before), f"{note}: changed its input"
             assert untouched_around(whole_b, inout), f"{note}: wrote outside its output"

@@ -40,10 +40,10 @@ void hd_votes_begin(hd_comm *c, hd_job *j) { (void)c, (void)j; }
 void hd_data_end(hd_comm *c) { (void)c; }
 void hd_caucus_free(hd_caucus *k) { (void)k; }
 
-static void add(const void *in, void *inout, int64_t n)
+static void add(const void *one, const void *other, void *result, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        ((float *)inout)[i] += ((const float *)in)[i];
+        ((float *)result)[i] = ((const float *)one)[i] + ((const float *)other)[i];
 }
 
 hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add; }

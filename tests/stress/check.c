@@ -47,10 +47,10 @@ static void stumble(uint64_t one_in)
         nap_us((long)draw(&luck, 3000));
 }
 
-static void add(const void *in, void *inout, int64_t n)
+static void add(const void *one, const void *other, void *result, int64_t n)
 {
     stumble(5000);
-    add_up(in, inout, n);
+    add_up(one, other, result, n);
 }
 
 int hd_scale_mul(void *to, const void *from, int64_t n, int dtype, double factor)

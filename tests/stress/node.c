@@ -63,10 +63,10 @@ static void stumble(void)
         nap_us((long)draw(&luck, 4000));
 }
 
-static void add(const void *in, void *inout, int64_t n)
+static void add(const void *one, const void *other, void *result, int64_t n)
 {
     stumble();
-    add_up(in, inout, n);
+    add_up(one, other, result, n);
 }
 
 hd_reduce_fn hd_reduce_kernel(int op, int dtype) { return (void)op, (void)dtype, add; }

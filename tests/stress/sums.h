@@ -13,12 +13,12 @@ static inline void contribute(int64_t *to, int64_t op, int rank, int64_t n)
         to[i] = part(op, rank, i);
 }
 
-static inline void add_up(const void *in, void *inout, int64_t n)
+static inline void add_up(const void *one, const void *other, void *result, int64_t n)
 {
-    const int64_t *from = in;
-    int64_t *to = inout;
+    const int64_t *a = one, *b = other;
+    int64_t *sum = result;
     for (int64_t i = 0; i < n; i++)
-        to[i] += from[i];
+        sum[i] = a[i] + b[i];
 }
 
 static inline int64_t total(int64_t op, int ranks, int64_t i)

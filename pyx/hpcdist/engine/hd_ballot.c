@@ -78,7 +78,7 @@ static void reduce(const hd_letter *in, hd_letter *inout)
         return;
     mode = hd_float_mode_plain(); /* whatever the program has set in this thread */
     hd_reduce_kernel(inout->redop,
-                     inout->dtype)(in->data + (from - in->from), inout->data,
+                     inout->dtype)(in->data + (from - in->from), inout->data, inout->data,
                                    (ends - from) / (int64_t)hd_itemsize(inout->dtype));
     if (mode)
         hd_float_mode_restore(mode);

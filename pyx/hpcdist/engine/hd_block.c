@@ -340,7 +340,7 @@ int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char
     /* No Python code runs while the memory is held: a signal handler may accumulate as well. */
     if (!b)
         pthread_mutex_lock(&c->mu); /* this process has the memory for itself */
-    hd_reduce_kernel(j->redop, j->dtype)(from, to, n);
+    hd_reduce_kernel(j->redop, j->dtype)(from, to, to, n);
     if (b)
         __atomic_store_n(&b->owners[rank].held, 0, __ATOMIC_RELEASE);
     else

@@ -86,7 +86,7 @@ static void combine(const hd_comm *c, const hd_job *j, const hd_given *from, siz
         return;
     memcpy(to.ptr, of(from, 0, at), bytes_of(j, to));
     for (int r = 1; r < from->n; r++)
-        reduce(of(from, r, at), to.ptr, to.n);
+        reduce(of(from, r, at), to.ptr, to.ptr, to.n);
     hd_scale_after(c, j, to.ptr, to.n);
 }
 

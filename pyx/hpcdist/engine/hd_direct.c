@@ -86,8 +86,11 @@ static int meet(hd_node_run *r, const hd_seg *mine, peers *p)
 static void combine(const hd_node_run *r, const peers *p, int64_t at, char *to, int64_t n)
 {
     const int size = r->c->size, me = r->c->rank;
-    for (int i = 1; i < size; i++)
-        r->reduce(p->at[(me + i) % size] + at, to, n);
+    const char *sum = p->at[me] + at;
+    for (int i = 1; i < size; i++, sum = to)
+        r->reduce(p->at[(me + i) % size] + at, sum, to, n);
+    if (sum != to)
+        memcpy(to, sum, (size_t)(n * r->item));
     hd_scale_after(r->c, r->j, to, n);
 }
 
@@ -110,7 +113,7 @@ static int all_reduce(hd_comm *c, hd_job *j, const hd_seg *out)
             const int64_t at = (from + i) * r.item;
             char *to = p.at[0] + at; /* in the order of the ranks, as in hd_node_reduce.c */
             for (int q = 1; q < size; q++)
-                r.reduce(p.at[q] + at, to, m);
+                r.reduce(p.at[q] + at, to, to, m);
             hd_scale_after(c, j, to, m);
             for (int q = 1; q < size; q++)
                 memcpy(p.at[q] + at, to, (size_t)(m * r.item));
@@ -142,8 +145,6 @@ static int reduce_scatter(hd_comm *c, hd_job *j)
         return code;
     for (int64_t i = 0; i < bytes; i += CHUNK) {
         const int64_t m = bytes - i < CHUNK ? bytes - i : CHUNK, at = c->rank * bytes + i;
-        if (p.at[c->rank] + at != to + i)
-            memcpy(to + i, p.at[c->rank] + at, (size_t)m);
         combine(&r, &p, at, to + i, m / r.item);
     }
     if ((code = hd_node_part(&r)))

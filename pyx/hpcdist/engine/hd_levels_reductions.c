@@ -47,7 +47,7 @@ static int add(hd_levels_run *r, int64_t k, int64_t at, char *to, int64_t n)
     const hd_reduce_fn reduce = hd_reduce_kernel(r->j->redop, r->j->dtype);
     const int code = hd_levels_wait_all(r, HD_LEVELS_IN, k);
     for (int i = 1; i < l->ranks && !code; i++)
-        reduce(hd_levels_slot(r, (l->place + i) % l->ranks, k) + at * r->item, to, n);
+        reduce(hd_levels_slot(r, (l->place + i) % l->ranks, k) + at * r->item, to, to, n);
     return code;
 }
 
@@ -244,9 +244,9 @@ static void add_nodes(const hd_levels_run *r, int64_t k, char *to)
 
     memcpy(to, from, (size_t)bytes);
     for (int64_t q = 1; q < r->l->nodes; q++) {
-        reduce(from + q * m * bytes, to, n);
+        reduce(from + q * m * bytes, to, to, n);
         if (m > 1)
-            reduce(from + (q * m + 1) * bytes, from + bytes, (m - 1) * n);
+            reduce(from + (q * m + 1) * bytes, from + bytes, from + bytes, (m - 1) * n);
     }
     hd_scale_after(r->c, r->j, to, n);
     if (m > 1)

@@ -40,21 +40,20 @@ static void combine(const hd_node_run *r, const char *from, char *to, int64_t at
 {
     const int size = r->c->size, me = r->c->rank;
     const size_t bytes = (size_t)(n * r->item);
-    char *slot = hd_node_slot(r, me) + at, *there = to && !r->streams ? to + at : NULL;
-    char *sum = there && me < 2 ? there : slot;
-    const char *own = there ? there : untouched(r, from, at, n);
+    const char *own = untouched(r, from, at, n);
+    char *slot = hd_node_slot(r, me) + at, *there = to && !r->streams ? to + at : slot;
+    /* The first two ranks' elements are read before anything is written; the others' are not. */
+    char *sum = there == own && me > 1 ? slot : there;
+    const char *so_far = me ? hd_node_slot(r, 0) + at : own;
 
-    /* a op b and b op a are the same bits, so ranks 0 and 1 begin with their own. */
-    if (sum == slot)
-        memcpy(sum, me ? hd_node_slot(r, 0) + at : own, bytes);
-    else if (size > 1)
-        r->reduce(hd_node_slot(r, !me) + at, sum, n);
-    for (int q = sum == slot ? 1 : 2; q < size; q++)
-        r->reduce(q == me ? own : hd_node_slot(r, q) + at, sum, n);
+    for (int q = 1; q < size; q++, so_far = sum)
+        r->reduce(q == me ? own : hd_node_slot(r, q) + at, so_far, sum, n);
+    if (so_far != sum)
+        memcpy(sum, so_far, bytes);
     hd_scale_after(r->c, r->j, sum, n);
     if (to && sum == slot)
         hd_node_put(r, to + at, slot, n);
-    else if (r->j->kind != HD_REDUCE)
+    else if (sum != slot && r->j->kind != HD_REDUCE)
         memcpy(slot, sum, bytes);
 }
 
@@ -68,8 +67,6 @@ static int piece(hd_node_run *r, const char *from, char *to, int64_t n)
     hd_scale_before(r->c, r->j, own, from, a);
     hd_scale_before(r->c, r->j, own + b * item, from + b * item, n - b);
     hd_node_give(r);
-    if (to && !r->streams)
-        hd_scale_before(r->c, r->j, to + a * item, from + a * item, b - a);
     if ((code = hd_node_wait(r)))
         return code;
     for (int64_t i = a; i < b; i += CHUNK / item)

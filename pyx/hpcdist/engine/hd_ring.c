@@ -125,7 +125,7 @@ int hd_ring_all_reduce(hd_comm *c, hd_job *j, char *data, int64_t n)
             if (reducing(&r, q)) {
                 int64_t bytes;
                 char *p = place(&r, incoming(&r, q), q, &bytes);
-                reduce(r.temp + q % WINDOW * SEGMENT, p, bytes / r.item);
+                reduce(r.temp + q % WINDOW * SEGMENT, p, p, bytes / r.item);
             }
             r.received++;
             moved = 1;

@@ -204,10 +204,11 @@ static void take(const run *r, const hd_seg *list, int64_t at)
     for (int i = 1; i < size; i++) {
         const int q = (me + i) % size;
         const int64_t n = part(r, list[q].n, at);
+        char *to = list[q].ptr + at * r->item;
         if (n && reduces(r->j))
-            r->reduce(place(r, q, me), list[q].ptr + at * r->item, n);
+            r->reduce(place(r, q, me), to, to, n);
         else if (n)
-            copy(r, list[q].ptr + at * r->item, place(r, q, me), n);
+            copy(r, to, place(r, q, me), n);
     }
 }
 

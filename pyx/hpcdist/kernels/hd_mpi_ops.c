@@ -37,7 +37,7 @@
     static void call_##OP##_##DTYPE(void *in, void *inout, int *n, MPI_Datatype *type)             \
     {                                                                                              \
         (void)type;                                                                                \
-        hd_reduce_kernel(OP, DTYPE)(in, inout, *n);                                                \
+        hd_reduce_kernel(OP, DTYPE)(in, inout, inout, *n);                                         \
     }
 OURS(FUNCTION)
 

@@ -75,7 +75,8 @@ HD_LOCAL int hd_op_supported(int op, int dtype);
  * text is static and needs no freeing. */
 HD_LOCAL const char *hd_op_refusal(int op, int dtype);
 
-/* A kernel: inout[i] = in[i] op inout[i] for n elements; n may be 0. */
-typedef void (*hd_reduce_fn)(const void *in, void *inout, int64_t n);
+/* A kernel: result[i] = one[i] op other[i] for n elements; n may be 0. The result may replace an
+ * operand; apart from that nothing overlaps. */
+typedef void (*hd_reduce_fn)(const void *one, const void *other, void *result, int64_t n);
 
 #endif
