@@ -60,15 +60,15 @@ static void reduce(const char *isa, int op, int dtype, int64_t n)
     const int from = (int)draw(&luck, GUARD), at = (int)draw(&luck, GUARD);
     memcpy(want, b, ROOM);
     force("scalar");
-    hd_reduce_kernel(op, dtype)(a + from, want + at, n);
+    hd_reduce_kernel(op, dtype)(a + from, want + at, want + at, n);
     memcpy(got, b, ROOM);
     force(isa);
-    hd_reduce_kernel(op, dtype)(a + from, got + at, n);
+    hd_reduce_kernel(op, dtype)(a + from, b + at, got + at, n);
     compare(isa, hd_op_name(op), dtype, n, at);
     /* The operands swapped: the same values, so the same bits. */
     memcpy(got, b, ROOM);
     memcpy(got + at, a + from, (size_t)n * hd_itemsize(dtype));
-    hd_reduce_kernel(op, dtype)(b + at, got + at, n);
+    hd_reduce_kernel(op, dtype)(b + at, got + at, got + at, n);
     compare(isa, hd_op_name(op), dtype, n, at);
 }
 

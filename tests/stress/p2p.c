@@ -189,6 +189,11 @@ static void *leaver(void *arg)
         if (!draw(&luck, 4))
             nap_us((long)draw(&luck, 3000));
     }
+    for (int i = 0; i < POSTS; i++) {
+        hd_unsent_take(others[i].post);
+        others[i].post->now = 3;
+        hd_poller_sends(&others[i]);
+    }
     for (int i = 0; i < 40 && hd_unsent_any(); i++)
         nap_us(50000); /* the poller sends all that is left */
     return NULL;
@@ -225,6 +230,7 @@ int main(int argc, char **argv)
         wrong++;
     for (int i = 0; i < POSTS; i++) {
         hd_unsent_take(others[i].post); /* the poller may not be done with the last one yet */
+        wrong += others[i].post->now != 0;
         free(others[i].post);
     }
     if (!hd_p2p_drain(&group, 60))

@@ -38,6 +38,11 @@ POST = (
     *BASE,
     *(f"pyx/hpcdist/engine/hd_{name}.c" for name in POSTED),
 )
+P2P = (
+    "tests/stress/p2p.c",
+    *BASE,
+    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("p2p", "peer", "poller", "unsent")),
+)
 #: Of the tensors, which are short here, the longer ones are written past the caches.
 STREAMED = ("-DHD_STREAM_LEAST=16384",)
 #: Notes go from rank to rank already where there are few.
