@@ -17,6 +17,7 @@ from hpcdist.parallel.comm_hooks._future import (
 )
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
+from hpcdist.parallel.reducer.transfer import PLACES
 
 API = "post_localSGD_hook"
 _log = get_logger("comm_hooks")
@@ -104,3 +105,15 @@ def post_localSGD_hook(
     if not state.post_local_gradient_allreduce:
         return noop_hook(None, bucket)
     return average(group_of(state.subgroup), dense_buffer(bucket, API), API)
+
+
+def _place(state: object, group: ProcessGroup) -> ProcessGroup | None:
+    """Return the group in which the next pass averages gradients."""
+    if not isinstance(state, PostLocalSGDState):
+        return group  # which the hook refuses
+    if state.iter < state.start_localSGD_iter:
+        return group_of(state.process_group)
+    return group_of(state.subgroup) if state.post_local_gradient_allreduce else None
+
+
+PLACES[post_localSGD_hook] = _place

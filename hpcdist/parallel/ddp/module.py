@@ -101,7 +101,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     skip_all_reduce_unused_params : bool
         With `find_unused_parameters`: skip buckets of which no parameter is used, except under
         :meth:`join`. The unused parameters must then be the same on all ranks; else backward
-        raises :class:`~hpcdist.DistMismatchError`, with a communication hook at its end.
+        raises :class:`~hpcdist.DistMismatchError` on all of them, with a communication hook at
+        its end.
     bucket_cap_mb_list : list of float, optional
         A size for each bucket in place of `bucket_cap_mb`; the last one applies to all that follow.
     batched_grad_copy : bool

@@ -71,6 +71,7 @@ class Pipeline:
         self._next = 0  # first bucket not started
         self.after_last: Callable[[], None] | None = None
         self._late: Any = None  # the last bucket, if it waits for the end of backward
+        self._closes = False  # it is left out: another call takes its place
         self._set_buckets(schedule.make(schedule.first()))
         transfer.unused = self._unused
 
@@ -104,7 +105,7 @@ class Pipeline:
         """Prepare for the next pass."""
         self._transfer.over()
         self._next = 0
-        self._late = None
+        self._late, self._closes = None, False
         if self._streams is not None:
             self._streams.reset()
         for bucket in self.buckets:
@@ -164,15 +165,18 @@ class Pipeline:
                 self.after_last()
 
     def _start(self, bucket: Any, index: int) -> None:
+        last = index + 1 == len(self.buckets)
         if self._transfer.skips and len(bucket.unused) == len(bucket.members):
             # one that was used under no_sync has gradients to be averaged
             if not any(map(self._usage.used, bucket.members)):
-                self._transfer.left_out += 1
+                if last and self._transfer.closes(bucket):
+                    self._late, self._closes = bucket, True
+                else:
+                    self._transfer.left_out += 1
                 return
         if self._streams is not None:
             self._streams.gather(bucket)
         bucket.pack(self._transfer.without_copy)
-        last = index + 1 == len(self.buckets)
         if last and not self.tracks and self._transfer.may_wait(bucket):
             self._late = bucket
         else:
@@ -207,9 +211,11 @@ class Pipeline:
         self._part_gradients()
         if self._late is not None:
             self._stats.communication_begins()
-            self._wait(partial(self._transfer.run, self._late))
+            call = self._transfer.close if self._closes else self._transfer.run
+            self._wait(partial(call, self._late))
+        averaged = None if self._closes else self._late
         for bucket in self.buckets:
-            if bucket.work is not None or bucket is self._late:
+            if bucket.work is not None or bucket is averaged:
                 self._take(bucket)
         return [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
 

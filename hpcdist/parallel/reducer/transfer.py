@@ -15,7 +15,7 @@ from hpcdist.backends.hooked import Hooked
 from hpcdist.errors import DistError, DistMismatchError
 from hpcdist.groups.comparison import digest, naming
 from hpcdist.groups.process_group import ProcessGroup
-from hpcdist.parallel.reducer.bucket import DIGEST
+from hpcdist.parallel.reducer.bucket import API_SKIPS, DIGEST
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import gradients_in
 
@@ -28,6 +28,14 @@ _NOTHING = np.empty(0, np.uint8)
 
 # The name that peers see of the call with which a pass with a hook ends.
 API_END = "DistributedDataParallel: end of a backward with a communication hook"
+
+# And of the one in place of a last bucket that this rank leaves out.
+API_LEFT_OUT = f"{API_SKIPS}: end of a backward without its last bucket"
+
+
+#: For hooks that do not always communicate in DDP's group: a function of the hook's state that
+#: returns the group in which it does in the next pass, or None: in none. The same on all ranks.
+PLACES: dict[Any, Callable[[Any, ProcessGroup], ProcessGroup | None]] = {}
 
 
 class Transfer:
@@ -59,7 +67,7 @@ class Transfer:
     without_copy : bool
         Whether long gradients are reduced from where they lie in this pass.
     left_out : int
-        Buckets that this pass has left out so far.
+        Buckets that this pass has left out so far, without a call in their place.
     unused : callable
         Returns the places in a bucket of parameters that no rank uses, for hooks.
     """
@@ -74,7 +82,8 @@ class Transfer:
         self.unused: Callable[[Any], Sequence[int] | None] = lambda _bucket: ()
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self._calls: int | None = None  # of the group in a pass with the hook, once that is known
-        self._first = 0  # the group's calls before this pass
+        self._place: Any = group.carrier  # where the hook communicates in this pass, if anywhere
+        self._first = 0  # the calls there before this pass
         self._given = False  # a bucket of this pass to the hook
         self._ended = False  # this rank has come to the call that ends this pass, or refused it
         self._generation = group.members.generation  # of the group in this pass
@@ -107,10 +116,22 @@ class Transfer:
 
     def begin(self) -> None:
         """A backward pass begins."""
-        self._first, self._ended = getattr(self.comm, "seq", 0), False
+        self._place = self._find_place()
+        self._first, self._ended = getattr(self._place, "seq", 0), False
         self.broken = None
         self._generation = self.group.members.generation
         self.without_copy = not self.watched and self._goes_through_memory()
+
+    def _find_place(self) -> Any:
+        """Where the ranks make the hook's calls in this pass: only a rank that skips has to know.
+
+        A rank that leaves out all buckets never calls the hook, and would not see it.
+        """
+        if self._hook is None or not self.skips:
+            return self.comm
+        state, hook = self._hook
+        group = PLACES[hook](state, self.group) if hook in PLACES else self.group
+        return None if group is None else group.carrier
 
     def _goes_through_memory(self) -> bool:
         """Whether each byte goes through the node's memory in any case: long gradients stay there.
@@ -126,7 +147,8 @@ class Transfer:
 
     def end(self) -> None:
         """It has ended well."""
-        if self._hook is not None and self._given:  # else all buckets were left out
+        # else all buckets were left out, or the calls were those of another group
+        if self._hook is not None and self._given and self._place is self.comm:
             self._calls = self._made() - self._ended
 
     def leave_out(self, calls: int) -> None:
@@ -192,12 +214,14 @@ class Transfer:
         """Where this pass ends with a call, or None: not on a GPU, whose stream it awaits."""
         if self._hook is None or self._ended or self._generation != self.group.members.generation:
             return None
-        # A rank that leaves all buckets out makes no call either: the others may not. And in the
-        # first pass, a rank whose hook fails makes as many calls as buckets.
+        # A rank that leaves all buckets out cannot see whether the others' hooks call anything, so
+        # then all end with a call. And in the first pass, a rank whose hook fails makes as many
+        # calls as buckets.
         alone = self._calls == 0 or (self._calls is not None and self._given)
-        if not self._made() and (alone or not hasattr(self.comm, "seq")):
+        alone = alone and not self.skips
+        if not self._made() and (alone or not hasattr(self._place, "seq")):
             return None
-        comm = serving(self.comm, buckets[0].buffer).native
+        comm = serving(self._place, buckets[0].buffer).native
         return comm if comm is not None and comm.check > 0 else None
 
     def missing_calls(self, buckets: int, started: int, more: int) -> int:
@@ -213,13 +237,15 @@ class Transfer:
         more : int
             Calls that follow the last bucket.
         """
+        if self._place is not self.comm:
+            return 0
         if self._hook is None or not hasattr(self.comm, "seq"):
             # others may leave out other buckets: all ranks of a pass that fails make as many calls
             return buckets - started + self.left_out + (more if started < buckets else 0)
         return max(0, (buckets + more if self._calls is None else self._calls) - self._made())
 
     def _made(self) -> int:
-        return int(getattr(self.comm, "seq", 0) - self._first) % 2**32
+        return int(getattr(self._place, "seq", 0) - self._first) % 2**32
 
     def may_wait(self, bucket: Any) -> bool:
         """Whether a last bucket may be reduced at the end of backward."""
@@ -259,6 +285,19 @@ class Transfer:
                 f"{type(work).__name__}{': return its get_future()' if is_work else ''}"
             )
         return given._bounded(work)
+
+    def closes(self, bucket: Any) -> bool:
+        """Whether ranks that leave the last bucket out make a call in its place.
+
+        A rank that did not would end its pass while others wait for it in that bucket, and go on.
+        Ranks that reduce it need no more calls: they are in step once they have met there.
+        """
+        comm = serving(self.comm, bucket.buffer)
+        return self._hook is None and comm.size > 1 and comm.check > 0
+
+    def close(self, bucket: Any) -> None:
+        """Meet the other ranks in place of the last bucket, which this one leaves out."""
+        serving(self.comm, bucket.buffer).barrier(api=API_LEFT_OUT)
 
     def run(self, bucket: Any) -> None:
         """Reduce a packed bucket in this thread, and wait."""

@@ -48,6 +48,8 @@ class Some(nn.Module):
         self.each = nn.ParameterList(nn.Parameter(torch.ones(3)) for _ in range(3))
 
     def forward(self, used: tuple[int, ...]) -> torch.Tensor:
+        if not used:
+            return torch.ones((), requires_grad=True) * 1
         return torch.stack([self.each[place].sum() for place in used]).sum()
 
 
@@ -90,6 +92,53 @@ def test_the_group_is_in_step_after_different_numbers(used: tuple[int, ...], swa
     parallel_assert(total.item() == dist.get_world_size(), f"{total}")
 
 
+@pytest.mark.parametrize("passes", [0, 2], ids=["in the first pass", "later"])
+@pytest.mark.parametrize("used", [(1, 2), (1,), (2,), ()], ids=str)
+@pytest.mark.parametrize("swapped", [False, True], ids=["few", "many"])
+def test_a_rank_that_leaves_out_the_last_bucket_alone(
+    used: tuple[int, ...], swapped: bool, passes: int
+) -> None:
+    """It ended its pass well, and the others met its next call."""
+    model = DDP(
+        Some(),
+        find_unused_parameters=True,
+        skip_all_reduce_unused_params=True,
+        bucket_cap_mb=1e-6,
+    )
+    for _ in range(passes):
+        model((1, 2)).backward()
+    with parallel_raises(dist.DistMismatchError, match="skip_all_reduce_unused_params"):
+        model((0, 1, 2) if swapped == (dist.get_rank() == 0) else used).backward()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    parallel_assert(total.item() == dist.get_world_size(), f"{total}")
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("static", [False, True], ids=["", "static graph"])
+def test_ranks_that_leave_out_the_same_last_bucket(static: bool, as_view: bool) -> None:
+    """A call takes its place, and none is added where the last bucket is reduced."""
+    model = DDP(
+        Some(),
+        find_unused_parameters=not static,
+        static_graph=static,
+        skip_all_reduce_unused_params=True,
+        bucket_cap_mb=1e-6,
+        gradient_as_bucket_view=as_view,
+    )
+    for used in [(1, 2)] * 3 if static else [(1, 2), (2,), (1,), (), (0,), (0, 2), (0, 1, 2)]:
+        model.zero_grad()
+        loss = model(used)
+        before = dist.group.WORLD.carrier.seq
+        loss.backward()
+        calls = dist.group.WORLD.carrier.seq - before
+        expected = len(used) + (0 not in used)
+        parallel_assert(calls == expected, f"{calls} calls, not {expected}, with {used}")
+        for place, parameter in enumerate(model.module.each):
+            found = None if parameter.grad is None else parameter.grad.tolist()
+            parallel_assert(found == ([1.0] * 3 if place in used else None), f"{place}: {found}")
+
+
 @pytest.mark.parametrize("count", [3, 1 << 19], ids=["short", "long"])
 def test_the_error_tells_that_parameters_are_left_out(count: int) -> None:
     """That of a gradient which is averaged where it lies did not."""
@@ -130,3 +179,66 @@ def test_ranks_that_use_the_same_one_in_turn(cap: float | None, hook: Any) -> No
         for unused in parameters:
             parallel_assert(unused.grad is None, f"{unused.grad}")
     dist.barrier()
+
+
+def some(state: Any, hook: Any) -> DDP:
+    model = DDP(
+        Some(),
+        find_unused_parameters=True,
+        skip_all_reduce_unused_params=True,
+        bucket_cap_mb=1e-6,
+    )
+    model.register_comm_hook(state, hook)
+    return model
+
+
+@pytest.mark.parametrize("used", [(1, 2), (0, 1, 2)], ids=str)
+def test_a_rank_that_leaves_out_everything_in_the_first_local_pass(used: tuple[int, ...]) -> None:
+    """It waited for the others, which went on alone, until its timeout."""
+    state = hooks.PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)
+    model = some(state, hooks.post_localSGD_hook)
+    for _ in range(2):
+        model(used).backward()
+    before = dist.group.WORLD.carrier.seq
+    for _ in range(2):
+        model(() if dist.get_rank() == 0 else used).backward()
+    calls = dist.group.WORLD.carrier.seq - before
+    parallel_assert(calls == 0, f"{calls} calls of passes that are local")
+
+
+@pytest.mark.parametrize("used", [(1, 2), (1,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("left", [(), (2,)], ids=str)
+def test_ranks_that_leave_out_different_ones_in_a_small_group(
+    left: tuple[int, ...], used: tuple[int, ...]
+) -> None:
+    """A rank's next pass took part in the averages of the others' last one."""
+    group = dist.new_group()
+    state = hooks.PostLocalSGDState(None, group, 1)
+    model = some(state, hooks.post_localSGD_hook)
+    for _ in range(3):
+        model(used).backward()
+    with parallel_raises(dist.DistMismatchError):
+        model(left if dist.get_rank() == 0 else used).backward()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    parallel_assert(total.item() == dist.get_world_size(), f"{total}")
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["that stops", "that begins"])
+def test_a_rank_that_leaves_out_everything_with_a_hook(starts: bool) -> None:
+    """The hook calls something in some passes only, and that rank cannot see in which."""
+
+    def turns(state: dict[str, bool], bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        if state["calls"]:
+            return waiting(state, bucket)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    state = {"calls": not starts}
+    model = some(state, turns)
+    for _ in range(2):
+        model((1, 2)).backward()
+    state["calls"] = starts
+    with parallel_raises(dist.DistMismatchError):
+        model(() if dist.get_rank() == 0 else (1, 2)).backward()
