@@ -157,8 +157,10 @@ def leave(Comm comm):
         False: an operation is in flight, and nothing was done.
     """
     cdef bint empty
+    cdef int down = 0
     if not is_alive(comm):
         return True
+    libmpi.MPI_Finalized(&down)
     with nogil:
         empty = hd_lane_drain(comm.c, 0) and hd_p2p_drain(comm.c, 0)
     if not empty or hd_session_broken(comm.c.session):
@@ -166,25 +168,26 @@ def leave(Comm comm):
     hd_comm_close(comm.c, HD_COMM_CLOSING)
     open_comms.pop(<size_t> comm.c, None)
     with nogil:
-        if comm.c.page != NULL:
+        if comm.c.page != NULL and not down:
             hd_page_mark(comm.c, hd_comm_unread(comm.c), HD_DROPPED)
-        hd_comm_free(comm.c, 1, HD_LATER if comm.c.size > 1 else HD_TOGETHER)
+        hd_comm_free(comm.c, 1, HD_KEEP if down else HD_LATER if comm.c.size > 1 else HD_TOGETHER)
     bury(NULL)
     return True
 
 
 cdef int free_comm(Comm comm, double drain, bint agree) except -1:
     """Waits for what is in flight and frees the communicator: see Comm.free."""
-    cdef int code, agreed = HD_KEEP
+    cdef int code, down = 0, agreed = HD_KEEP
     cdef bint empty = False
     if not is_alive(comm):
         return 0
+    libmpi.MPI_Finalized(&down)  # by the program, with all ranks: they agree about nothing any more
     refuse_in_handler(comm, DESTROY.name)
     hd_comm_close(comm.c, HD_COMM_CLOSING)
     raised = None
     try:
         empty = drained(comm, drain)
-        if empty and agree and not hd_session_broken(comm.c.session):
+        if empty and agree and not down and not hd_session_broken(comm.c.session):
             agreed = HD_TOGETHER
             if comm.c.size > 1:
                 agreed = HD_LATER  # also if a signal handler raises now
@@ -201,7 +204,12 @@ cdef int free_comm(Comm comm, double drain, bint agree) except -1:
         lost_comms.append(comm)
     if raised is not None:
         raise raised
-    if code:
+    if code and down:
+        warnings.warn(
+            f"MPI was finalized before group '{comm.name}' was destroyed, and before its operations had ended: they "
+            "keep their tensors", RuntimeWarning, stacklevel=2,
+        )
+    elif code:
         raise DistTimeoutError(
             f"group '{comm.name}' had operations that did not end within {drain:.3g} s ({comm.c.lane.pending} "
             "collectives queued): its communicator is kept"

@@ -444,8 +444,8 @@ int hd_comm_drain(hd_comm *c, double seconds)
     const int64_t until = hd_until(seconds);
     int64_t now;
     int down = 0;
-    MPI_Finalized(&down);
-    if (down || hd_in_child() || !hd_lane_drain(c, seconds))
+    MPI_Finalized(&down); /* by the program: what was in flight has ended there */
+    if (hd_in_child() || !hd_lane_drain(c, down ? 0 : seconds))
         return 0;
     now = hd_now();
     if (hd_p2p_drain(c, until > now ? (double)(until - now) * 1e-9 : 0))

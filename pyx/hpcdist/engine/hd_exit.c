@@ -57,6 +57,8 @@ static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
     if (!hd_in_child() && !threads_out_of_mpi())
         hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting "
                     "the job");
+    if (!hd_in_child())
+        hd_p2p_close(NULL); /* no later call may test them */
     return MPI_SUCCESS;
 }
 

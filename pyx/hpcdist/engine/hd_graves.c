@@ -114,14 +114,23 @@ void hd_grave_dig(hd_comm *c)
     pthread_mutex_unlock(&mu);
 }
 
+static int outcome_of(hd_comm *c, int down)
+{
+    if (down)
+        return c->post ? -1 : 0;
+    return c->page ? hd_page_left(c) : settle_post(c);
+}
+
 /* At the session's end what is not settled is kept by MPI. */
 static void visit(hd_session *s, int last)
 {
+    int down = 0;
+    MPI_Finalized(&down); /* by the program: it has freed them all */
     pthread_mutex_lock(&mu);
     for (hd_comm **at = &graves; *at;) {
         hd_comm *c = *at;
-        int outcome = c->session != s ? -1 : c->page ? hd_page_left(c) : settle_post(c);
-        if (c->session != s || (outcome < 0 && !last)) {
+        int outcome = c->session != s ? -1 : outcome_of(c, down);
+        if (c->session != s || (outcome < 0 && !last && !down)) {
             at = &c->grave.next;
             continue;
         }

@@ -169,9 +169,7 @@ static void *lane_main(void *arg)
         pass_on_cause(c, j);
         pthread_mutex_unlock(&c->mu);
 
-        __atomic_add_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         hd_exec(c, j);
-        __atomic_sub_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         if (j->cause)
             hd_fail(j, j->refusal.code, "%s", j->cause);
         pthread_mutex_lock(&c->mu);
@@ -182,6 +180,7 @@ static void *lane_main(void *arg)
             c->failure.given_up = 0;
         pthread_mutex_unlock(&c->mu);
         __atomic_sub_fetch(&c->lane.pending, 1, __ATOMIC_SEQ_CST);
+        __atomic_sub_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         hd_job_finish(j);
         hd_job_unref(j);
 
@@ -211,6 +210,7 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
         else
             c->lane.head = j;
         c->lane.tail = j;
+        __atomic_add_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
         __atomic_add_fetch(&c->lane.pending, 1, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&c->mu);

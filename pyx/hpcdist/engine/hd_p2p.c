@@ -329,12 +329,13 @@ static int recalls(const hd_comm *c) { return __atomic_load_n(&c->recalls, __ATO
 
 static void fail_closed(hd_job *j)
 {
+    const int open = __atomic_load_n(&j->comm->closing, __ATOMIC_SEQ_CST) == HD_COMM_OPEN;
     hd_fail(j, HD_ERR_CLOSED,
-            "group '%s' was destroyed before %s %s rank %d, tag %d, had ended (this is rank %d of "
-            "%d%s%s)",
-            j->comm->name, j->api, j->kind == HD_SEND ? "to" : "from", j->message.peer,
-            j->message.tag, j->comm->rank, j->comm->size, j->site[0] ? ", called at " : "",
-            j->site);
+            "%s '%s' %s before %s %s rank %d, tag %d, had ended (this is rank %d of %d%s%s)",
+            open ? "the program finalized MPI, and group" : "group", j->comm->name,
+            open ? "ended" : "was destroyed", j->api, j->kind == HD_SEND ? "to" : "from",
+            j->message.peer, j->message.tag, j->comm->rank, j->comm->size,
+            j->site[0] ? ", called at " : "", j->site);
 }
 
 /* With j->message.mu held: the group is being destroyed. */

@@ -284,7 +284,7 @@ int hd_p2p_close(hd_comm *c)
     pthread_mutex_lock(&poller.mu);
     take_in();
     for (hd_job *j = poller.list; j; j = j->next) {
-        if (j->comm != c)
+        if (c && j->comm != c)
             continue;
         hd_p2p_end(j);
         unfinished += hd_p2p_unfinished(j);

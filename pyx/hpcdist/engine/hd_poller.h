@@ -15,7 +15,8 @@ int hd_p2p_drain(hd_comm *c, double seconds); /* no request of c (NULL: of any) 
 /* Cancels the receives of c whose messages have not arrived, if no send is in flight. Does not
  * wait. */
 void hd_p2p_recall(hd_comm *c);
-/* Cancels all receives of c and gives up its sends; 1: MPI is done with all of them. */
+/* Cancels all receives of c (NULL: of all groups) and gives up the sends; 1: MPI is done with all
+ * of them. */
 int hd_p2p_close(hd_comm *c);
 int hd_p2p_shutdown(void); /* the poller has left MPI for ever; 1: it has */
 

@@ -1,0 +1,59 @@
+"""The program of test_finalized.py: it finalizes MPI itself, and destroys its groups afterwards.
+
+    mpirun -n 2 python finalized.py WHAT
+
+WHAT: what is in flight, or has been left, when MPI ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+from ending_parts import say
+from mpi4py import MPI
+
+import hpcdist as dist
+
+
+def destroy(rank: int, how: str) -> None:
+    groups = [dist.new_group() for _ in range(4)]
+    for group in groups:
+        dist.all_reduce(np.ones(1 << 16, np.float32), group=group)
+    works, other = [], 1 - rank
+    if how == "dropped":
+        del group
+        groups.pop()
+    elif how == "destroyed":
+        if rank == 0:  # the other one does not come: MPI's part is left for later
+            dist.destroy_process_group(groups.pop())
+    elif how == "queued":
+        works = [dist.all_reduce(np.ones(9, np.float32), async_op=True) for _ in range(20)]
+    elif how == "messages":
+        works = [dist.irecv(np.ones(9, np.float32), other, group=groups[0])]
+    if how != "queued":
+        dist.barrier()
+    MPI.Finalize()
+    began = time.monotonic()
+    if how == "one by one":
+        dist.destroy_process_group(groups[0])
+    dist.destroy_process_group()
+    took = time.monotonic() - began
+    ends = []
+    for work in works:
+        try:
+            work.wait()
+            ends.append("well")
+        except dist.DistError as error:
+            ends.append(str(error))
+    wanted = "the program finalized MPI" if how == "messages" else "well"
+    assert all(wanted in end for end in ends), ends
+    assert took < 2 and not dist.is_initialized(), took
+    say(f"rank {rank} ends")
+
+
+if __name__ == "__main__":
+    dist.init_process_group(timeout=timedelta(seconds=20))
+    destroy(dist.get_rank(), sys.argv[1])
