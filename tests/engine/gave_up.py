@@ -72,13 +72,23 @@ def leaves(rank: int, last: int) -> None:
         tell(call)
 
 
+def destroys(rank: int, last: int) -> None:
+    """Rank 0 destroys a group in which another one waits, and the last rank does not come."""
+    group = dist.new_group(timeout=timedelta(seconds=PATIENT))
+    if rank == 0:
+        dist.destroy_process_group(group)
+    elif rank < last:
+        tell(call, group)
+    dist.barrier()
+
+
 def main() -> None:
     dist.init_process_group(timeout=timedelta(seconds=PATIENT))
     dist.barrier()
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank == 0 and sys.argv[1] in ("waits", "comes"):
         dist.group.WORLD.carrier.timeout = FIRST
-    programs = {each.__name__: each for each in (waits, comes, receives, leaves)}
+    programs = {each.__name__: each for each in (waits, comes, receives, leaves, destroys)}
     programs[sys.argv[1]](rank, last)
     if rank == last:
         time.sleep(2 * FIRST)  # the others have said what they have to

@@ -54,3 +54,12 @@ def test_a_rank_that_left_is_named_on_all_nodes(transport):
     for rank in range(1, 4):
         assert errors[rank].startswith("RankFailedError: "), (rank, errors[rank])
         assert re.search(r"rank 0( of group 'world')? has left the job", errors[rank]), errors
+
+
+@pytest.mark.parametrize("transport", ["nodes", "messages"])
+def test_a_rank_that_destroys_the_group_is_named_once(transport):
+    """Its error began: rank 0 gave up after 1 s because rank 0 of group ... has destroyed it."""
+    error = said(3, "destroys", TRANSPORTS[transport])[1]
+    assert error.startswith("DistMismatchError: "), error
+    assert re.search(r"rank 0 gave up after .* because it has destroyed group", error), error
+    assert error.count("rank 0") == 1, error

@@ -43,7 +43,10 @@ static void leave_for(hd_comm *c, int rank, int code, double after, const char *
     hd_text t;
     hd_leave_behind(c);
     hd_text_init(&t, text, sizeof text);
-    hd_say(&t, "rank %d %s", rank, why);
+    if (rank != c->rank)
+        hd_say(&t, "rank %d %s", rank, why);
+    else
+        hd_say(&t, "it %s", why);
     hd_post_send(c, HD_POST_LOST, code, after, text);
     hd_post_flush(c);
 }
@@ -55,8 +58,10 @@ static void leave_closed_by(hd_comm *c, int rank, double after)
     hd_text_init(&t, why, sizeof why);
     if (c->as_world)
         hd_say_gone(&t, c, rank, HD_LEFT);
-    else
+    else if (rank != c->rank)
         hd_say(&t, "of group '%s' has %s", c->name, hd_page_way(HD_DESTROYED));
+    else
+        hd_say(&t, "has destroyed group '%s'", c->name);
     leave_for(c, rank, c->as_world ? HD_ERR_FAILED : HD_ERR_MISMATCH, after, why);
 }
 
