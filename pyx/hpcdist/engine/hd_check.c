@@ -373,16 +373,16 @@ static int disagree(visit *v)
     hd_job *j = v->j;
     hd_words *w = hd_words_of(c);
     const int par = v->n & 1;
-    char *texts = calloc((size_t)c->size, HD_DESC);
+    hd_account *said = calloc((size_t)c->size, sizeof *said);
     hd_waiter wait;
     int rc;
 
-    if (!texts) {
+    if (!said) {
         hd_fail(j, HD_ERR_MISMATCH, "the ranks disagree about collective #%u of group '%s'", j->seq,
                 c->name);
         return j->code;
     }
-    hd_describe_here(w[c->rank].text[par], j);
+    hd_account_for(&w[c->rank].said[par], j);
     __atomic_store_n(&w[c->rank].seq[par], v->n, __ATOMIC_RELEASE);
     hd_waiter_init(&wait, 0, 0.9); /* all ranks are inside this call, and each describes itself */
     for (int r = 0; r < c->size; r++) {
@@ -390,12 +390,12 @@ static int disagree(visit *v)
             if (hd_waiter_step(&wait) & HD_WAIT_EXPIRED)
                 break;
         if (__atomic_load_n(&w[r].seq[par], __ATOMIC_ACQUIRE) == v->n) {
-            memcpy(texts + (size_t)r * HD_DESC, w[r].text[par], HD_DESC);
-            texts[(size_t)r * HD_DESC + HD_DESC - 1] = 0;
+            said[r] = w[r].said[par];
+            said[r].text[HD_DESC - 1] = 0;
         }
     }
-    rc = hd_fail_mismatch(c, j, texts, HD_DESC);
-    free(texts);
+    rc = hd_fail_mismatch(c, j, said);
+    free(said);
     return rc;
 }
 

@@ -263,21 +263,22 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
 /* All ranks are here and disagree: each tells the others what it called. */
 static int quote_all(hd_comm *c, hd_job *j)
 {
-    char *texts = calloc((size_t)c->size + 1, HD_DESC), *mine;
+    hd_account *said = calloc((size_t)c->size + 1, sizeof *said), *mine;
     MPI_Request req;
     int rc;
-    if (!texts) {
+    if (!said) {
         hd_fail(j, HD_ERR_MEMORY, "no memory to describe a mismatch");
         return j->code;
     }
-    mine = texts + (size_t)c->size * HD_DESC;
-    hd_describe_here(mine, j);
+    mine = said + c->size;
+    hd_account_for(mine, j);
     hd_mpi_lock(c->session);
-    rc = MPI_Iallgather(mine, HD_DESC, MPI_CHAR, texts, HD_DESC, MPI_CHAR, c->post->mpi, &req);
+    rc = MPI_Iallgather(mine, sizeof *mine, MPI_CHAR, said, sizeof *said, MPI_CHAR, c->post->mpi,
+                        &req);
     hd_mpi_unlock(c->session);
     if (!hd_mpi_failed(j, rc, "MPI_Iallgather") && !second_round(c, j, &req)) {
-        hd_fail_mismatch(c, j, texts, HD_DESC);
-        free(texts);
+        hd_fail_mismatch(c, j, said);
+        free(said);
     } /* otherwise MPI may still write there */
     return j->code;
 }

@@ -84,24 +84,24 @@ static int quote_all(const comparison *x)
 {
     hd_comm *c = x->c;
     hd_job *j = x->j;
-    char *texts = calloc((size_t)c->size + 1, HD_DESC), *mine;
+    hd_account *said = calloc((size_t)c->size + 1, sizeof *said), *mine;
     hd_text t;
     int rc;
-    if (!texts) {
+    if (!said) {
         hd_fail(j, HD_ERR_MISMATCH, "sizes differ in %s", j->api);
         return j->code;
     }
-    mine = texts + (size_t)c->size * HD_DESC;
-    hd_describe_here(mine, j);
-    t = (hd_text){.at = mine, .room = HD_DESC, .used = strlen(mine)};
+    mine = said + c->size;
+    hd_account_for(mine, j);
+    t = (hd_text){.at = mine->text, .room = HD_DESC, .used = strlen(mine->text)};
     if (x->note[0])
         hd_say(&t, " (%s)", x->note);
     hd_mpi_lock(c->session);
-    rc = MPI_Allgather(mine, HD_DESC, MPI_CHAR, texts, HD_DESC, MPI_CHAR, c->mpi);
+    rc = MPI_Allgather(mine, sizeof *mine, MPI_CHAR, said, sizeof *said, MPI_CHAR, c->mpi);
     hd_mpi_unlock(c->session);
     if (!hd_mpi_failed(j, rc, "MPI_Allgather"))
-        hd_fail_mismatch(c, j, texts, HD_DESC);
-    free(texts);
+        hd_fail_mismatch(c, j, said);
+    free(said);
     return j->code;
 }
 

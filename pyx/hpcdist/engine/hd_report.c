@@ -46,45 +46,45 @@ void hd_note_site(hd_job *j)
 }
 
 /* "ranks 0, 2: ..." for each different description. */
-static void say_variants(hd_text *t, int n, const char *texts, size_t stride)
+static void say_variants(hd_text *t, int n, const hd_account *of)
 {
     for (int i = 0; i < n; i++) {
-        const char *mine = texts + (size_t)i * stride;
+        const char *mine = of[i].text;
         int first = 1, many = 0;
         for (int k = 0; k < i && first; k++)
-            first = strcmp(texts + (size_t)k * stride, mine) != 0;
+            first = strcmp(of[k].text, mine) != 0;
         if (!first)
             continue;
         for (int k = i + 1; k < n; k++)
-            many |= strcmp(texts + (size_t)k * stride, mine) == 0;
+            many |= strcmp(of[k].text, mine) == 0;
         hd_say(t, "\n  rank%s %d", many ? "s" : "", i);
         for (int k = i + 1; k < n; k++)
-            if (strcmp(texts + (size_t)k * stride, mine) == 0)
+            if (strcmp(of[k].text, mine) == 0)
                 hd_say(t, ", %d", k);
         hd_say(t, ": %s", mine[0] ? mine : "(no description arrived)");
     }
 }
 
-/* Whether a rank has come to destroy the group, which it does whatever the others do. */
-static int is_destroyed(const hd_comm *c, const char *texts, size_t stride)
+void hd_account_for(hd_account *out, hd_job *j)
 {
-    static const char end[] = "destroy_process_group()"; /* as hd_job_describe() says it */
-    int destroyed = 0;
-    for (int r = 0; r < c->size; r++)
-        destroyed |= !strncmp(texts + (size_t)r * stride, end, sizeof end - 1);
-    return destroyed;
+    memset(out, 0, sizeof *out);
+    hd_describe_here(out->text, j);
+    out->closing = j->closing != 0;
 }
 
-int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride)
+int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_account *of)
 {
     char buffer[HD_TEXT];
+    int destroyed = 0;
     hd_text t;
+    for (int r = 0; r < c->size; r++)
+        destroyed |= of[r].closing;
     hd_text_init(&t, buffer, sizeof buffer);
     hd_say(&t, "the ranks of group '%s' disagree about collective #%u (this is rank %d of %d):",
            c->name, j->seq, c->rank, c->size);
-    say_variants(&t, c->size, texts, stride);
+    say_variants(&t, c->size, of);
     hd_say(&t, "\n");
-    hd_say_last(&t, is_destroyed(c, texts, stride)
+    hd_say_last(&t, destroyed
                         ? "Nothing was transferred. The group is destroyed and cannot be used any "
                           "more: destroy it on all its ranks."
                         : "Nothing was transferred; the group can still be used. Make all ranks "

@@ -2,8 +2,6 @@
 #ifndef HD_REPORT_H
 #define HD_REPORT_H
 
-#include <stddef.h>
-
 #include "hd_base.h"
 #include "hd_job.h"
 #include "hd_status.h"
@@ -20,8 +18,9 @@ void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *con
 void hd_say_gone(hd_text *t, const hd_comm *c, int rank, enum hd_gone how);
 /* After a call that nobody made: what can be done with the group. */
 void hd_say_unharmed(hd_text *t, const hd_comm *c);
-/* One text per rank. */
-int hd_fail_mismatch(hd_comm *c, hd_job *j, const char *texts, size_t stride);
+void hd_account_for(hd_account *out, hd_job *j);
+/* An account per rank. */
+int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_account *of);
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, enum hd_gone how);
 /* A member has left the group, and the job goes on; `way`: it "has" done what. */
 int hd_fail_closed(hd_comm *c, hd_job *j, int rank, const char *way);
