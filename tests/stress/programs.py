@@ -147,6 +147,13 @@ PROGRAMS = (
             ("blocks", "slots", "{scatter, 1,", "{scatter, 0,"),
         )
     ),
+    Program(
+        name="outbox",
+        sources=("tests/stress/outbox.c", "pyx/hpcdist/engine/hd_outbox.c"),
+        variants=("plain", "asan", "aarch64"),
+        short=("20000",),
+        long=("2000000",),
+    ),
     *(
         Program(
             name=f"roll-{members}",

@@ -36,6 +36,11 @@ int MPI_Testall(int n, MPI_Request *req, int *flag, MPI_Status *st)
     return (void)n, (void)req, (void)st, *flag = 1, MPI_SUCCESS;
 }
 
+int MPI_Test(MPI_Request *req, int *done, MPI_Status *st)
+{
+    return (void)req, (void)st, *done = 1, MPI_SUCCESS;
+}
+
 static int raises(hd_job *j) { return (void)j, may_interrupt && !draw(&luck, 4); }
 
 /* All others go on as well, soon. */

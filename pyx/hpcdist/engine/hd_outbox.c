@@ -11,6 +11,7 @@
 struct hd_parcel {
     struct hd_parcel *next;
     void *text;
+    int failed; /* one of its sends has: MPI may read the text for ever */
     int n;
     MPI_Request req[];
 };
@@ -31,7 +32,7 @@ int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes
     memcpy(copy, text, bytes);
     *rc = MPI_SUCCESS;
     p->text = copy;
-    p->n = 0;
+    p->failed = p->n = 0;
     for (int i = 0; i < n && !*rc; i++)
         for (size_t at = 0; at < bytes && !*rc; at += most) {
             const size_t part = bytes - at < most ? bytes - at : most;
@@ -49,15 +50,33 @@ int hd_outbox_send(hd_outbox *box, MPI_Comm comm, const void *text, size_t bytes
     return n;
 }
 
+/* Each send by itself: that to a rank which has died fails, and the others go on. */
+static int all_ended(struct hd_parcel *p)
+{
+    int left = 0;
+    for (int i = 0; i < p->n; i++) {
+        int gone = 0;
+        if (MPI_Test(&p->req[i], &gone, MPI_STATUS_IGNORE))
+            p->failed = 1;
+        else if (!gone)
+            p->req[left++] = p->req[i];
+    }
+    p->n = left;
+    return !left;
+}
+
 int hd_outbox_tidy(hd_outbox *box)
 {
     struct hd_parcel *before = NULL;
     int unsent = 0;
     for (struct hd_parcel *p = box->first, *next; p && unsent < ASKED; p = next) {
         int gone = 0;
-        const int rc = MPI_Testall(p->n, p->req, &gone, MPI_STATUSES_IGNORE);
         next = p->next;
-        if (!rc && !gone) {
+        if (MPI_Testall(p->n, p->req, &gone, MPI_STATUSES_IGNORE)) {
+            p->failed = 1;
+            gone = all_ended(p);
+        }
+        if (!gone) {
             before = p;
             unsent++;
             continue;
@@ -65,8 +84,8 @@ int hd_outbox_tidy(hd_outbox *box)
         *(before ? &before->next : &box->first) = next;
         if (box->last == p)
             box->last = before;
-        box->failed += rc != MPI_SUCCESS;
-        if (rc)
+        box->failed += p->failed;
+        if (p->failed)
             continue; /* MPI may still read it */
         free(p->text);
         free(p);
