@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -16,6 +15,7 @@ from hpcdist.groups import state as _group
 from hpcdist.groups.comparison import digest, naming
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
+from hpcdist.nn.functional import all_reduce
 from hpcdist.parallel.reducer.copies import unseen
 
 API = "SyncBatchNorm"
@@ -60,9 +60,10 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     Notes
     -----
-    Forward makes one all-gather of ``2 C + 1`` numbers, backward one all-reduce of ``2 C``. Second
-    derivatives are an error. Source: ``torch.nn.SyncBatchNorm``, which it derives from and which
-    takes CUDA tensors only.
+    Forward makes one all-gather of ``2 C + 1`` numbers, backward one all-reduce of ``2 C``. With
+    ``create_graph=True``, on all ranks or on none, backward makes two more, of ``C`` numbers each,
+    and its results can be differentiated any number of times. Source: ``torch.nn.SyncBatchNorm``,
+    which it derives from and which takes CUDA tensors only.
     """
 
     def __init__(
@@ -317,15 +318,16 @@ class _Normalize(Function):
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         ctx.save_for_backward(input, weight, mean, torch.rsqrt(var + eps), count)
-        ctx.group, ctx.axes = group, axes
+        ctx.group, ctx.axes, ctx.eps = group, axes, eps
         ctx.of_bias = None if bias is None else bias.dtype
         same = [None if p is None else p.to(kind) for p in (weight, bias)]
         out = F.batch_norm(input.to(kind), mean, var, same[0], same[1], False, 0.0, eps)
         return out.to(input.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True
+            return _backward_with_graph(ctx, gradient)
         input, weight, mean, scale, count = ctx.saved_tensors
         shape = [1, -1] + [1] * (input.dim() - 2)
         wide = gradient.to(mean.dtype)
@@ -344,3 +346,27 @@ class _Normalize(Function):
         factor = None if weight is None else to_weight.to(weight.dtype)
         shift = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
         return result, factor, shift, None, None, None, None, None, None
+
+
+def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Any:
+    """What backward returns, of nodes that autograd goes through again.
+
+    The saved mean and scale are constants to autograd, but depend on the inputs of all ranks.
+    """
+    input, weight, saved, _, count = ctx.saved_tensors
+    shape = [1, -1] + [1] * (input.dim() - 2)
+    wide, own = gradient.to(saved.dtype), input.to(saved.dtype)
+    mean = all_reduce(own.sum(ctx.axes), group=ctx.group) / count
+    centred = own - mean.view(shape)
+    var = all_reduce(centred.square().sum(ctx.axes), group=ctx.group) / count
+    scale = torch.rsqrt(var + ctx.eps)
+    normal = centred * scale.view(shape)
+    sums = torch.cat([wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)])
+    of_gradient, of_normal = (all_reduce(sums, group=ctx.group) / count).chunk(2)
+    to_bias, to_weight = sums.chunk(2)
+    factor = scale if weight is None else scale * weight.to(scale.dtype)
+    result = wide - of_gradient.view(shape) - normal * of_normal.view(shape)
+    result = (result * factor.view(shape)).to(gradient.dtype)
+    slope = None if weight is None else to_weight.to(weight.dtype)
+    shift = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
+    return result, slope, shift, None, None, None, None, None, None

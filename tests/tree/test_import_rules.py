@@ -24,8 +24,8 @@ FLOORS = (
     ("groups",),
     ("collectives",),
     ("startup",),
-    ("mesh",),
-    ("nn", "parallel"),
+    ("mesh", "nn"),
+    ("parallel",),
     ("optim", "data", "torch", "debug", "testing", "elastic"),
     ("cli", "aliases"),
 )
