@@ -258,14 +258,18 @@ static hd_span blocks_of(const hd_comm *c, const hd_job *j, int node)
                      .till = (uint32_t)HD_LETTER_WORDS(block_at(j, s.last + 1))};
 }
 
+/* Otherwise a node hands on, in steps of doubling, what others need. */
+static int writes_to_all(const hd_comm *c) { return nodes_of(c) <= HD_ROUNDS_DIRECT; }
+
 static hd_span needed(const hd_comm *c, const hd_job *j, const hd_letter *l, int node)
 {
     const hd_span all = {0, (uint32_t)HD_LETTER_WORDS(l->bytes)}, nothing = {0, 0};
-    if (nodes_of(c) <= HD_ROUNDS_DIRECT && forms[j->kind].need == THEIR_BLOCKS)
-        return blocks_of(c, j, node);
-    if (nodes_of(c) <= HD_ROUNDS_DIRECT && forms[j->kind].need == ALL_AT_ROOT)
-        return node_of(c, j->root) == node ? all : nothing;
-    return all; /* in steps of doubling a node hands on what others need */
+    const enum need need = writes_to_all(c) ? forms[j->kind].need : ALL_OF_IT;
+    switch (need) {
+    case THEIR_BLOCKS: return blocks_of(c, j, node);
+    case ALL_AT_ROOT: return node_of(c, j->root) == node ? all : nothing;
+    default: return all;
+    }
 }
 
 /* Bytes of this call's letter, at most; the same on all ranks. Each node writes to all others, so
@@ -277,7 +281,7 @@ static size_t most(const hd_comm *c, const hd_job *j)
     const size_t kib = (size_t)(k ? f->shared_kib : f->kib);
     const int others = nodes_of(c) - 1;
     size_t bytes = (kib << 10) / (size_t)(others > 1 ? others : 1);
-    if (bytes < HD_SHORT_LETTER || others >= HD_ROUNDS_DIRECT)
+    if (bytes < HD_SHORT_LETTER || !writes_to_all(c))
         bytes = HD_SHORT_LETTER;
     return k && k->room < bytes ? k->room : bytes;
 }
@@ -303,6 +307,7 @@ static size_t apart(const hd_comm *c, const hd_job *j)
 void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to, hd_span *needs)
 {
     const int64_t bytes = bytes_of_all(c, j);
+    size_t each;
     char *end;
     memset(to, 0, offsetof(hd_letter, data));
     memset(needs, 0, HD_ROUNDS_DIRECT * sizeof *needs);
@@ -312,25 +317,22 @@ void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to, hd_span *
     to->dtype = (uint8_t)j->dtype;
     to->redop = j->redop >= 0 ? (uint8_t)j->redop : 0;
     to->bytes = (uint32_t)bytes;
-    for (int node = 0; node < nodes_of(c) && node < HD_ROUNDS_DIRECT; node++)
+    for (int node = 0; writes_to_all(c) && node < nodes_of(c); node++)
         needs[node] = needed(c, j, to, node);
-    take_part(c, j, apart(c, j), to);
+    each = apart(c, j);
+    take_part(c, j, each, to);
     if (to->till == to->from)
         return;
     memset(to->data, 0, sizeof(uint64_t));
-    end = forms[j->kind].give(c, j, to->data + ((size_t)c->rank * apart(c, j) - to->from));
+    end = forms[j->kind].give(c, j, to->data + ((size_t)c->rank * each - to->from));
     memset(end, 0, (size_t)(to->data + (to->till - to->from) - end));
 }
 
 int hd_letter_read(const hd_comm *c, const hd_job *j, const hd_letter *from)
 {
     const hd_given all = {.at = from->data, .apart = apart(c, j), .skipped = from->from, .n = 1};
-    hd_span part;
     if (from->kind == HD_NO_LETTER)
         return 0;
-    part = needed(c, j, from, node_of(c, c->rank));
-    if (part.from < part.till && (part.from < from->from || part.till > from->till))
-        return 0; /* not where all make the same call, as they do */
     forms[j->kind].take(c, j, &all);
     return 1;
 }

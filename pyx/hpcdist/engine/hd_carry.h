@@ -33,7 +33,8 @@ int hd_carries(const hd_comm *c, const hd_job *j, hd_carry *out);
  * of all ranks has no room there. needs: which part of that letter each node needs, where these
  * write to each other. */
 void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to, hd_span *needs);
-/* Takes what is for this rank out of the letter of all. 0: there is none, on any rank. */
+/* Takes what is for this rank out of the letter of all, where all make the same call. 0: there is
+ * no letter, on any rank. */
 int hd_letter_read(const hd_comm *c, const hd_job *j, const hd_letter *from);
 
 #endif
