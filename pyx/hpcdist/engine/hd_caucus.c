@@ -126,12 +126,14 @@ int hd_caucus_complete(const hd_caucus *k, uint64_t n)
     return 1;
 }
 
+/* Each goes through the speaker's own seat, where no vote is: a thread's stack may have no room for
+ * one. */
 void hd_caucus_gather(const hd_caucus *k, hd_first *into)
 {
-    hd_first next;
+    hd_first *next = &seat_of(k, 0)->first;
     for (int i = 1; i < k->ranks; i++) {
-        get_first(&next, &seat_of(k, i)->first);
-        hd_ballot_combine(&next, into);
+        get_first(next, &seat_of(k, i)->first);
+        hd_ballot_combine(next, into);
     }
 }
 
