@@ -19,12 +19,12 @@ static int ranks, each = 1; /* in all, on each node */
 /* Of data on one rank; blocks are for at most so many ranks. */
 enum { MOST_BYTES = HD_LETTER + 1024, FEW_RANKS = 16 };
 
-/* As in hd_carry.c: how many KiB a letter may have between two nodes of one rank and of several. */
+/* As in hd_carry.c for MPICH: how many KiB a letter may have between two nodes of one rank and of several. */
 static const struct form {
     int kind, in_blocks, kib, shared_kib;
 } forms[] = {
-    {HD_ALL_REDUCE, 0, 16, 32}, {HD_REDUCE, 0, 4, 16},   {HD_BROADCAST, 0, 4, 8}, {HD_REDUCE_SCATTER, 1, 8, 32},
-    {HD_ALL_GATHER, 1, 8, 32},  {HD_SCATTER, 1, 0, 32},  {HD_GATHER, 1, 4, 16},
+    {HD_ALL_REDUCE, 0, 32, 64}, {HD_REDUCE, 0, 64, 64},  {HD_BROADCAST, 0, 8, 32}, {HD_REDUCE_SCATTER, 1, 64, 64},
+    {HD_ALL_GATHER, 1, 16, 64}, {HD_SCATTER, 1, 16, 32}, {HD_GATHER, 1, 16, 64},
 };
 enum { FORMS = sizeof forms / sizeof *forms, WHOLE_FORMS = 3 };
 

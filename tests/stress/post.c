@@ -420,7 +420,7 @@ static void run(void *(*rank_main)(void *))
     static pthread_t all[MOST], watching;
     pthread_attr_t attr;
     pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 1 << 20);
+    pthread_attr_setstacksize(&attr, 2 << 20);
     for (int i = 0; i < ranks; i++)
         if (pthread_create(&all[i], &attr, rank_main, (void *)(intptr_t)i)) {
             perror("pthread_create");

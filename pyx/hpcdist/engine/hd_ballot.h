@@ -13,7 +13,7 @@ enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
 /* Bytes of data in a letter, at most; a multiple of 8. Only what is in use is sent and copied. How
  * long a call's letter may be depends on the call and the group (hd_carry.c), never on what the
  * ranks called before: a sum would get other bits. */
-#define HD_LETTER (32 << 10)
+#define HD_LETTER (64 << 10)
 /* Bytes that every call's letter may have: those of a ballot that is one message. */
 #define HD_SHORT_LETTER 3840
 

@@ -175,6 +175,13 @@ static int64_t longest(const hd_comm *c, const hd_job *j)
 /* Which nodes need which part of a letter. */
 enum need { ALL_OF_IT, ALL_AT_ROOT, THEIR_BLOCKS };
 
+/* By the MPI: Open MPI's calls, which read the other's memory, overtake letters sooner. */
+#if defined OPEN_MPI || defined MPI_ABI /* whose libmpi may be any */
+#define KIB(kib, shared_kib, mpich, mpich_shared) kib, shared_kib
+#else
+#define KIB(open_mpi, open_mpi_shared, kib, shared_kib) kib, shared_kib
+#endif
+
 static const struct form {
     char *(*give)(const hd_comm *, const hd_job *, char *);
     void (*take)(const hd_comm *, const hd_job *, const hd_given *);
@@ -184,14 +191,14 @@ static const struct form {
      * nodes of one rank and of several: docs/performance.md. */
     int kib, shared_kib;
 } forms[] = {
-    [HD_ALL_REDUCE] = {give_to_sum, take_sums, 0, ALL_OF_IT, 16, 32},
-    [HD_REDUCE] = {give_to_sum, take_sums, 0, ALL_AT_ROOT, 4, 16},
-    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum, 0, THEIR_BLOCKS, 8, 32},
-    [HD_BROADCAST] = {give_root, take_from_root, 0, ALL_OF_IT, 4, 8},
-    [HD_ALL_GATHER] = {give_inputs, take_all, 1, ALL_OF_IT, 8, 32},
-    [HD_GATHER] = {give_inputs, take_at_root, 1, ALL_AT_ROOT, 4, 16},
-    [HD_SCATTER] = {give_inputs, take_scattered, 0, THEIR_BLOCKS, 0, 32},
-    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged, 1, ALL_OF_IT, 4, 32},
+    [HD_ALL_REDUCE] = {give_to_sum, take_sums, 0, ALL_OF_IT, KIB(16, 32, 32, 64)},
+    [HD_REDUCE] = {give_to_sum, take_sums, 0, ALL_AT_ROOT, KIB(4, 16, 64, 64)},
+    [HD_REDUCE_SCATTER] = {give_to_sum, take_own_sum, 0, THEIR_BLOCKS, KIB(16, 32, 64, 64)},
+    [HD_BROADCAST] = {give_root, take_from_root, 0, ALL_OF_IT, KIB(4, 8, 8, 32)},
+    [HD_ALL_GATHER] = {give_inputs, take_all, 1, ALL_OF_IT, KIB(16, 32, 16, 64)},
+    [HD_GATHER] = {give_inputs, take_at_root, 1, ALL_AT_ROOT, KIB(8, 32, 16, 64)},
+    [HD_SCATTER] = {give_inputs, take_scattered, 0, THEIR_BLOCKS, KIB(8, 32, 16, 32)},
+    [HD_ALL_TO_ALL] = {give_inputs, take_exchanged, 1, ALL_OF_IT, KIB(4, 32, 16, 32)},
 };
 
 /* Whether data of this call can lie in host memory beside a fingerprint, and be combined there. */
