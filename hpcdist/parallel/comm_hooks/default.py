@@ -200,4 +200,4 @@ def noop_hook(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
     return future
 
 
-PLACES[noop_hook] = lambda _state, _group: None
+PLACES.append((noop_hook, lambda _state, _group: None))

@@ -116,4 +116,4 @@ def _place(state: object, group: ProcessGroup) -> ProcessGroup | None:
     return group_of(state.subgroup) if state.post_local_gradient_allreduce else None
 
 
-PLACES[post_localSGD_hook] = _place
+PLACES.append((post_localSGD_hook, _place))

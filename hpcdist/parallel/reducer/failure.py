@@ -117,7 +117,7 @@ class Failure:
             Calls that follow the last bucket.
         """
         # with several backends, peers wait in the one that moves the buckets
-        comm = serving(self._transfer.comm, buckets[0].buffer)
+        comm = serving(self._transfer.place or self._transfer.comm, buckets[0].buffer)
         if self._barriers is not None:
             return
         for bucket in buckets:

@@ -32,10 +32,10 @@ API_END = "DistributedDataParallel: end of a backward with a communication hook"
 # And of the one in place of a last bucket that this rank leaves out.
 API_LEFT_OUT = f"{API_SKIPS}: end of a backward without its last bucket"
 
-
-#: For hooks that do not always communicate in DDP's group: a function of the hook's state that
-#: returns the group in which it does in the next pass, or None: in none. The same on all ranks.
-PLACES: dict[Any, Callable[[Any, ProcessGroup], ProcessGroup | None]] = {}
+#: Hooks that do not always communicate in DDP's group, each with a function of the hook's state and
+#: that group. It returns the group in which the next pass does, or None: in none. The same on all
+#: ranks. Pairs, since a hook of a program's may have no hash.
+PLACES: list[tuple[Any, Callable[[Any, ProcessGroup], ProcessGroup | None]]] = []
 
 
 class Transfer:
@@ -70,6 +70,8 @@ class Transfer:
         Buckets that this pass has left out so far, without a call in their place.
     unused : callable
         Returns the places in a bucket of parameters that no rank uses, for hooks.
+    place : communicator or None
+        Where the ranks make this pass's calls; None: a hook makes none.
     """
 
     def __init__(self, group: ProcessGroup, skips: bool = False) -> None:
@@ -80,11 +82,12 @@ class Transfer:
         self.broken: DistMismatchError | None = None
         self.watched = self.without_copy = False
         self.unused: Callable[[Any], Sequence[int] | None] = lambda _bucket: ()
+        self.place: Any = group.carrier
         self._hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
-        self._calls: int | None = None  # of the group in a pass with the hook, once that is known
-        self._place: Any = group.carrier  # where the hook communicates in this pass, if anywhere
+        self._calls: int | None = None  # in the place in a pass with the hook, once that is known
+        self._for_each = 1  # and for a bucket, at most
         self._first = 0  # the calls there before this pass
-        self._given = False  # a bucket of this pass to the hook
+        self._given = 0  # buckets of this pass to the hook
         self._ended = False  # this rank has come to the call that ends this pass, or refused it
         self._generation = group.members.generation  # of the group in this pass
 
@@ -108,16 +111,23 @@ class Transfer:
 
     def set_hook(self, state: Any, hook: Callable[[Any, GradBucket], Any]) -> None:
         """Let `hook` move the buckets from now on."""
-        self._hook, self._calls = (state, hook), None
+        self._hook = (state, hook)
+        self._count_anew()
 
     def follow(self) -> None:
         """The group was reconfigured: all ranks count anew, whatever they have come to."""
-        self.passes, self._calls = 0, None
+        self.passes = 0
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self._calls, self._for_each = None, 1
 
     def begin(self) -> None:
         """A backward pass begins."""
-        self._place = self._find_place()
-        self._first, self._ended = getattr(self._place, "seq", 0), False
+        before, self.place = self.place, self._find_place()
+        if self.place is not before:
+            self._count_anew()
+        self._first, self._ended = getattr(self.place, "seq", 0), False
         self.broken = None
         self._generation = self.group.members.generation
         self.without_copy = not self.watched and self._goes_through_memory()
@@ -130,7 +140,10 @@ class Transfer:
         if self._hook is None or not self.skips:
             return self.comm
         state, hook = self._hook
-        group = PLACES[hook](state, self.group) if hook in PLACES else self.group
+        group: ProcessGroup | None = self.group
+        for known, place_of in PLACES:
+            if known is hook:
+                group = place_of(state, self.group)
         return None if group is None else group.carrier
 
     def _goes_through_memory(self) -> bool:
@@ -147,13 +160,14 @@ class Transfer:
 
     def end(self) -> None:
         """It has ended well."""
-        # else all buckets were left out, or the calls were those of another group
-        if self._hook is not None and self._given and self._place is self.comm:
+        if self._hook is not None and self._given:  # else all buckets were left out
             self._calls = self._made() - self._ended
+            self._for_each = max(1, -(-self._calls // self._given))
 
     def leave_out(self, calls: int) -> None:
         """Do not count some calls of the group, which moved no bucket of this pass."""
-        self._first += calls
+        if self.place is self.comm:
+            self._first += calls
 
     def call_after_pass(self) -> None:
         """The averages are in place on all ranks: call what a hook has left for that."""
@@ -164,7 +178,7 @@ class Transfer:
         """The pass is over, in one way or another."""
         self.passes += 1
         self.left_out = 0
-        self.after_pass, self._given = [], False
+        self.after_pass, self._given = [], 0
 
     def agree(self, buckets: Sequence[Any], api: str = API_END) -> None:
         """Learn at the end of a pass with a hook whether all ranks end it in the same way.
@@ -219,16 +233,17 @@ class Transfer:
         # calls as buckets.
         alone = self._calls == 0 or (self._calls is not None and self._given)
         alone = alone and not self.skips
-        if not self._made() and (alone or not hasattr(self._place, "seq")):
+        if not self._made() and (alone or not hasattr(self.place, "seq")):
             return None
-        comm = serving(self._place, buckets[0].buffer).native
+        comm = serving(self.place, buckets[0].buffer).native
         return comm if comm is not None and comm.check > 0 else None
 
     def missing_calls(self, buckets: int, started: int, more: int) -> int:
         """Return how many of a pass's calls, in which the other ranks may wait, were not made.
 
         A hook may make any number, one after the other; then it counts what the last pass made, and
-        in the first pass one for each bucket.
+        in the first pass one for each bucket. Ranks that left out different buckets made different
+        numbers: then it counts as if none had been left out.
 
         Parameters
         ----------
@@ -237,15 +252,17 @@ class Transfer:
         more : int
             Calls that follow the last bucket.
         """
-        if self._place is not self.comm:
+        if self.place is None:
             return 0
-        if self._hook is None or not hasattr(self.comm, "seq"):
+        if self._hook is None or not hasattr(self.place, "seq"):
             # others may leave out other buckets: all ranks of a pass that fails make as many calls
             return buckets - started + self.left_out + (more if started < buckets else 0)
-        return max(0, (buckets + more if self._calls is None else self._calls) - self._made())
+        if self._calls is None or self.skips:
+            return max(0, self._for_each * buckets + more - self._made())
+        return max(0, self._calls - self._made())
 
     def _made(self) -> int:
-        return int(getattr(self._place, "seq", 0) - self._first) % 2**32
+        return int(getattr(self.place, "seq", 0) - self._first) % 2**32
 
     def may_wait(self, bucket: Any) -> bool:
         """Whether a last bucket may be reduced at the end of backward."""
@@ -272,7 +289,7 @@ class Transfer:
             first=not self._given,
             unused=partial(self.unused, bucket),
         )
-        self._given = True
+        self._given += 1
         try:
             work = hook(state, given)
         except DistMismatchError as error:  # of a call that it waited for

@@ -79,7 +79,7 @@ class Transfer:
     has_hook = False
 
     def __init__(self) -> None:
-        self.comm = dist.group.WORLD.carrier
+        self.comm = self.place = dist.group.WORLD.carrier
 
     def missing_calls(self, *counts: int) -> int:
         return 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 from ddp_cases import DDP
+from patience import at_most
 from torch import nn
 
 import hpcdist as dist
@@ -22,6 +24,18 @@ def waiting(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG)
     future.set_result(bucket.buffer())
     return future
+
+
+class Compared:
+    """A hook that is an object without a hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Compared)
+
+    def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return waiting(state, bucket)
 
 
 HOOKS = [hooks.allreduce_hook, waiting]
@@ -163,7 +177,7 @@ def test_ranks_that_use_different_ones_with_a_hook(
         model(True if dist.get_rank() == 0 else others).backward()
 
 
-@pytest.mark.parametrize("hook", [None, *HOOKS])
+@pytest.mark.parametrize("hook", [None, *HOOKS, Compared()])
 @pytest.mark.parametrize("cap", [1e-6, None], ids=["a bucket each", "one bucket"])
 def test_ranks_that_use_the_same_one_in_turn(cap: float | None, hook: Any) -> None:
     model = make(cap, False)
@@ -192,6 +206,15 @@ def some(state: Any, hook: Any) -> DDP:
     return model
 
 
+def fails_at_once(model: DDP, used: tuple[int, ...]) -> None:
+    """All ranks learn in this pass that they use others, and none waits for its timeout."""
+    began = time.monotonic()
+    with parallel_raises(dist.DistMismatchError):
+        model(used).backward()
+    seconds = time.monotonic() - began
+    parallel_assert(seconds < at_most(3), f"{seconds} s")
+
+
 @pytest.mark.parametrize("used", [(1, 2), (0, 1, 2)], ids=str)
 def test_a_rank_that_leaves_out_everything_in_the_first_local_pass(used: tuple[int, ...]) -> None:
     """It waited for the others, which went on alone, until its timeout."""
@@ -217,8 +240,23 @@ def test_ranks_that_leave_out_different_ones_in_a_small_group(
     model = some(state, hooks.post_localSGD_hook)
     for _ in range(3):
         model(used).backward()
-    with parallel_raises(dist.DistMismatchError):
-        model(left if dist.get_rank() == 0 else used).backward()
+    fails_at_once(model, left if dist.get_rank() == 0 else used)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    parallel_assert(total.item() == dist.get_world_size(), f"{total}")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("before", [(1,), (), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("left", [(), (2,)], ids=str)
+def test_ranks_that_use_more_than_before_with_a_hook(
+    left: tuple[int, ...], before: tuple[int, ...], hook: Any
+) -> None:
+    """Those that left buckets out made fewer calls than the others were in."""
+    model = some(None, hook)
+    for _ in range(2):
+        model(before).backward()
+    fails_at_once(model, left if dist.get_rank() == 0 else (0, 1, 2))
     total = torch.ones(1)
     dist.all_reduce(total)
     parallel_assert(total.item() == dist.get_world_size(), f"{total}")
