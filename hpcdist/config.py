@@ -297,10 +297,10 @@ _GENERAL_OPTIONS = (
         "auto",
         "Between nodes with several ranks, all_reduce, reduce, reduce_scatter, broadcast and "
         "all_gather go through the memory of each node first, so that each byte crosses the "
-        "network once for a node: 'auto' from the sizes on from which that was measured to be as "
-        "fast as one call of MPI's, 'on' from 32 KiB, 'off' never. Not with HPCDIST_FT. Read by "
-        "the native engine when the default group is made, or one of a communicator; give it to "
-        "all ranks.",
+        "network once for a node: 'auto' from the sizes on from which that was measured to be no "
+        "slower than one call of MPI's after the entry check, 'on' from 32 KiB, 'off' never. Not "
+        "with HPCDIST_FT. Read by the native engine when the default group is made, or one of a "
+        "communicator; give it to all ranks.",
         choices=("auto", "off", "on"),
     ),
     Option(

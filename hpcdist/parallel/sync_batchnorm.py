@@ -61,9 +61,11 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     Notes
     -----
     Forward makes one all-gather of ``2 C + 1`` numbers, backward one all-reduce of ``2 C``. With
-    ``create_graph=True``, on all ranks or on none, backward makes two more, of ``C`` numbers each,
-    and its results can be differentiated any number of times. Source: ``torch.nn.SyncBatchNorm``,
-    which it derives from and which takes CUDA tensors only.
+    ``create_graph=True``, on all ranks or on none, backward makes two more, of ``C`` numbers each.
+    Its results can then be differentiated any number of times, by the same backward passes on all
+    ranks. In a group of one rank the layer is torch's, whose third derivatives take the statistics
+    as constants. Source: ``torch.nn.SyncBatchNorm``, which it derives from and which takes CUDA
+    tensors only.
     """
 
     def __init__(
@@ -343,9 +345,9 @@ class _Normalize(Function):
             result.sub_(normal.mul_(of_normal.view(shape)))
             factor = scale if weight is None else scale * weight.to(scale.dtype)
             result = result.mul_(factor.view(shape)).to(gradient.dtype)
-        factor = None if weight is None else to_weight.to(weight.dtype)
-        shift = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
-        return result, factor, shift, None, None, None, None, None, None
+        grad_weight = None if weight is None else to_weight.to(weight.dtype)
+        grad_bias = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
+        return result, grad_weight, grad_bias, None, None, None, None, None, None
 
 
 def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -356,6 +358,8 @@ def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Any:
     input, weight, saved, _, count = ctx.saved_tensors
     shape = [1, -1] + [1] * (input.dim() - 2)
     wide, own = gradient.to(saved.dtype), input.to(saved.dtype)
+    if not own.requires_grad:  # other ranks' may: all make the same calls when they differentiate
+        own = own.detach().requires_grad_()
     mean = all_reduce(own.sum(ctx.axes), group=ctx.group) / count
     centred = own - mean.view(shape)
     var = all_reduce(centred.square().sum(ctx.axes), group=ctx.group) / count
@@ -367,6 +371,6 @@ def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Any:
     factor = scale if weight is None else scale * weight.to(scale.dtype)
     result = wide - of_gradient.view(shape) - normal * of_normal.view(shape)
     result = (result * factor.view(shape)).to(gradient.dtype)
-    slope = None if weight is None else to_weight.to(weight.dtype)
-    shift = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
-    return result, slope, shift, None, None, None, None, None, None
+    grad_weight = None if weight is None else to_weight.to(weight.dtype)
+    grad_bias = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
+    return result, grad_weight, grad_bias, None, None, None, None, None, None

@@ -8,7 +8,6 @@ WHAT: what is in flight, or has been left, when MPI ends.
 from __future__ import annotations
 
 import sys
-import time
 from datetime import timedelta
 
 import numpy as np
@@ -30,17 +29,19 @@ def destroy(rank: int, how: str) -> None:
         if rank == 0:  # the other one does not come: MPI's part is left for later
             dist.destroy_process_group(groups.pop())
     elif how == "queued":
+        dist.barrier()
         works = [dist.all_reduce(np.ones(9, np.float32), async_op=True) for _ in range(20)]
     elif how == "messages":
         works = [dist.irecv(np.ones(9, np.float32), other, group=groups[0])]
+    elif how == "long messages":  # of which MPI sends the most when their receive is there
+        values = np.ones(1 << 20, np.float32)
+        works = [dist.isend(values, other), dist.irecv(np.zeros_like(values), other)]
     if how != "queued":
         dist.barrier()
     MPI.Finalize()
-    began = time.monotonic()
     if how == "one by one":
         dist.destroy_process_group(groups[0])
     dist.destroy_process_group()
-    took = time.monotonic() - began
     ends = []
     for work in works:
         try:
@@ -50,7 +51,7 @@ def destroy(rank: int, how: str) -> None:
             ends.append(str(error))
     wanted = "the program finalized MPI" if how == "messages" else "well"
     assert all(wanted in end for end in ends), ends
-    assert took < 2 and not dist.is_initialized(), took
+    assert not dist.is_initialized()
     say(f"rank {rank} ends")
 
 

@@ -309,7 +309,8 @@ def test_nothing_is_left_of_a_group(rng, world):
 
 
 OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
-#: KiB, all blocks together, from which "auto" takes them. Of 64 a letter may still take all.
+#: KiB, all blocks together, from which "auto" takes them. Data of exactly 64 KiB may still travel
+#: as a letter.
 BY_ITSELF = {
     broadcast: 8192,
     reduce: 2048 if OPEN_MPI else 64,

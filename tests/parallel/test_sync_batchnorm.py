@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hpcdist as dist
+from hpcdist.nn import functional
 from hpcdist.parallel import SyncBatchNorm
 from hpcdist.testing import parallel_assert, parallel_raises
 
@@ -261,6 +262,34 @@ def test_wrong_use():
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.mpi(min_size=2)
+def test_a_penalty_where_some_inputs_need_no_gradient(rng):
+    size, me = dist.get_world_size(), dist.get_rank()
+    mine, plain = ours_and_reference(4)
+    whole, weight = torch.from_numpy(rng.standard_normal((2, 3 * size, 4, 2, 2)))
+    parts, weights = whole.split(3), weight.split(3)
+    x = parts[me].clone().requires_grad_(me == 0)
+    found = []
+    for layer, batch, part in ((mine, x, weights[me]), (plain, whole, weight)):
+        loss = (layer(batch).pow(3) * part).sum()
+        (gradient,) = torch.autograd.grad(loss, [layer.weight], create_graph=True)
+        if layer is mine:
+            gradient = functional.all_reduce(gradient)
+        gradient.pow(2).sum().backward()
+        found.append(layer.weight.grad)
+    if found[0] is not None:
+        dist.all_reduce(found[0], op=dist.ReduceOp.AVG)
+    parallel_assert(close(found[0], found[1], 1e-8), str(found))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_graph_of_gradients_on_some_ranks_only():
+    layer, last = SyncBatchNorm(2), dist.get_rank() == dist.get_world_size() - 1
+    loss = layer(torch.ones(2, 2, 3, requires_grad=True)).sum()
+    with parallel_raises(dist.DistMismatchError, match="SyncBatchNorm"):
+        loss.backward(create_graph=last)
+
+
 def test_disagreement_is_an_error():
     with parallel_raises(dist.DistMismatchError, match="SyncBatchNorm"):
         SyncBatchNorm(2 + dist.get_rank())(torch.ones(2, 2 + dist.get_rank(), 3))

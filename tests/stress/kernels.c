@@ -70,6 +70,11 @@ static void reduce(const char *isa, int op, int dtype, int64_t n)
     memcpy(got + at, a + from, (size_t)n * hd_itemsize(dtype));
     hd_reduce_kernel(op, dtype)(b + at, got + at, got + at, n);
     compare(isa, hd_op_name(op), dtype, n, at);
+    /* The result in the place of the first operand. */
+    memcpy(got, b, ROOM);
+    memcpy(got + at, a + from, (size_t)n * hd_itemsize(dtype));
+    hd_reduce_kernel(op, dtype)(got + at, b + at, got + at, n);
+    compare(isa, hd_op_name(op), dtype, n, at);
 }
 
 static void divide(const char *isa, int dtype, int64_t n)

@@ -12,6 +12,7 @@ from sources import (
     FEW,
     KERNELS,
     NODE,
+    OUTBOX,
     P2P,
     POST,
     ROLL,
@@ -149,10 +150,19 @@ PROGRAMS = (
     ),
     Program(
         name="outbox",
-        sources=("tests/stress/outbox.c", "pyx/hpcdist/engine/hd_outbox.c"),
+        sources=OUTBOX,
         variants=("plain", "asan", "aarch64"),
         short=("20000",),
         long=("2000000",),
+    ),
+    Program(
+        name="outbox-lost",
+        sources=OUTBOX,
+        variants=("plain",),
+        short=("20000",),
+        long=("20000",),
+        # a note is dropped while one of its sends goes on
+        mutation=("pyx/hpcdist/engine/hd_outbox.c", "gone = all_ended(p);", "gone = 1;"),
     ),
     *(
         Program(

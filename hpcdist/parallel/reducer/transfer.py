@@ -133,9 +133,10 @@ class Transfer:
         self.without_copy = not self.watched and self._goes_through_memory()
 
     def _find_place(self) -> Any:
-        """Where the ranks make the hook's calls in this pass: only a rank that skips has to know.
+        """Return where the ranks make this pass's calls.
 
-        A rank that leaves out all buckets never calls the hook, and would not see it.
+        It matters where buckets may be left out: a rank that leaves out all of them never calls the
+        hook, and would not see it.
         """
         if self._hook is None or not self.skips:
             return self.comm
@@ -144,6 +145,7 @@ class Transfer:
         for known, place_of in PLACES:
             if known is hook:
                 group = place_of(state, self.group)
+                break
         return None if group is None else group.carrier
 
     def _goes_through_memory(self) -> bool:

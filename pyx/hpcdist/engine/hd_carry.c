@@ -175,8 +175,9 @@ static int64_t longest(const hd_comm *c, const hd_job *j)
 /* Which nodes need which part of a letter. */
 enum need { ALL_OF_IT, ALL_AT_ROOT, THEIR_BLOCKS };
 
-/* By the MPI: Open MPI's calls, which read the other's memory, overtake letters sooner. */
-#if defined OPEN_MPI || defined MPI_ABI /* whose libmpi may be any */
+/* By the MPI: Open MPI's calls read the peer's memory, and are faster than letters from fewer bytes
+ * on. */
+#ifdef HD_MAYBE_OPEN_MPI
 #define KIB(kib, shared_kib, mpich, mpich_shared) kib, shared_kib
 #else
 #define KIB(open_mpi, open_mpi_shared, kib, shared_kib) kib, shared_kib
@@ -265,14 +266,14 @@ static hd_span blocks_of(const hd_comm *c, const hd_job *j, int node)
                      .till = (uint32_t)HD_LETTER_WORDS(block_at(j, s.last + 1))};
 }
 
-/* Otherwise a node hands on, in steps of doubling, what others need. */
+/* Whether each node writes to all others. If not, nodes hand on what others need, in steps of
+ * doubling. */
 static int writes_to_all(const hd_comm *c) { return nodes_of(c) <= HD_ROUNDS_DIRECT; }
 
 static hd_span needed(const hd_comm *c, const hd_job *j, const hd_letter *l, int node)
 {
     const hd_span all = {0, (uint32_t)HD_LETTER_WORDS(l->bytes)}, nothing = {0, 0};
-    const enum need need = writes_to_all(c) ? forms[j->kind].need : ALL_OF_IT;
-    switch (need) {
+    switch (writes_to_all(c) ? forms[j->kind].need : ALL_OF_IT) {
     case THEIR_BLOCKS: return blocks_of(c, j, node);
     case ALL_AT_ROOT: return node_of(c, j->root) == node ? all : nothing;
     default: return all;

@@ -126,8 +126,8 @@ int hd_caucus_complete(const hd_caucus *k, uint64_t n)
     return 1;
 }
 
-/* Each goes through the speaker's own seat, where no vote is: a thread's stack may have no room for
- * one. */
+/* The speaker writes no vote into its own seat, so each is copied there first: a thread's stack may
+ * have no room for one. */
 void hd_caucus_gather(const hd_caucus *k, hd_first *into)
 {
     hd_first *next = &seat_of(k, 0)->first;

@@ -373,7 +373,7 @@ static int disagree(visit *v)
     hd_job *j = v->j;
     hd_words *w = hd_words_of(c);
     const int par = v->n & 1;
-    hd_account *said = calloc((size_t)c->size, sizeof *said);
+    hd_description *said = calloc((size_t)c->size, sizeof *said);
     hd_waiter wait;
     int rc;
 
@@ -382,7 +382,7 @@ static int disagree(visit *v)
                 c->name);
         return j->code;
     }
-    hd_account_for(&w[c->rank].said[par], j);
+    hd_describe_call(&w[c->rank].said[par], j);
     __atomic_store_n(&w[c->rank].seq[par], v->n, __ATOMIC_RELEASE);
     hd_waiter_init(&wait, 0, 0.9); /* all ranks are inside this call, and each describes itself */
     for (int r = 0; r < c->size; r++) {

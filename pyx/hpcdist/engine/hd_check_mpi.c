@@ -263,7 +263,7 @@ static int second_round(hd_comm *c, hd_job *j, MPI_Request *req)
 /* All ranks are here and disagree: each tells the others what it called. */
 static int quote_all(hd_comm *c, hd_job *j)
 {
-    hd_account *said = calloc((size_t)c->size + 1, sizeof *said), *mine;
+    hd_description *said = calloc((size_t)c->size + 1, sizeof *said), *mine;
     MPI_Request req;
     int rc;
     if (!said) {
@@ -271,7 +271,7 @@ static int quote_all(hd_comm *c, hd_job *j)
         return j->code;
     }
     mine = said + c->size;
-    hd_account_for(mine, j);
+    hd_describe_call(mine, j);
     hd_mpi_lock(c->session);
     rc = MPI_Iallgather(mine, sizeof *mine, MPI_CHAR, said, sizeof *said, MPI_CHAR, c->post->mpi,
                         &req);

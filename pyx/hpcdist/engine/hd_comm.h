@@ -8,6 +8,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* An engine for the standard ABI runs with any libmpi. */
+#if defined OPEN_MPI || defined MPI_ABI
+#define HD_MAYBE_OPEN_MPI
+#endif
+
 #define HD_NAME 64 /* bytes of a group's name */
 
 typedef struct hd_comm hd_comm;

@@ -33,7 +33,7 @@ static MPI_Datatype type_of(hd_job *j, int64_t bytes, int *n)
 
 static int64_t bytes_of(const hd_job *j) { return j->count * (int64_t)hd_itemsize(j->dtype); }
 
-#if defined OPEN_MPI || defined MPI_ABI /* whose libmpi may be any */
+#ifdef HD_MAYBE_OPEN_MPI
 
 #define SHORT 2048 /* bytes: far below every eager limit */
 

@@ -37,7 +37,7 @@ static int threads_out_of_mpi(void)
     const int64_t until = hd_now() + 3000000000LL;
     if (!hd_p2p_shutdown())
         return 0;
-    while (__atomic_load_n(&hd_lanes_busy, __ATOMIC_SEQ_CST) ||
+    while (__atomic_load_n(&hd_lane_jobs, __ATOMIC_SEQ_CST) ||
            __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST)) {
         struct timespec ts = {0, 1000000};
         if (hd_now() > until)
@@ -57,8 +57,10 @@ static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
     if (!hd_in_child() && !threads_out_of_mpi())
         hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting "
                     "the job");
-    if (!hd_in_child())
-        hd_p2p_close(NULL); /* no later call may test them */
+    if (!hd_in_child()) {
+        hd_p2p_drain(NULL, 0.5); /* as at a program's end: those whose peer is there end well */
+        hd_p2p_close(NULL);      /* no later call may test the others */
+    }
     return MPI_SUCCESS;
 }
 

@@ -163,6 +163,13 @@ struct hd_job {
                                * NULL */
 };
 
+/* What a rank that disagrees tells the others of its call; the bytes travel as they are. */
+typedef struct hd_description {
+    char text[HD_DESC];
+    uint8_t closing; /* it has come to destroy the group, which it does whatever the others do */
+    uint8_t unused[7];
+} hd_description;
+
 const char *hd_kind_name(int kind); /* "?" for none of enum hd_kind */
 void hd_job_init(hd_job *j, hd_comm *c, int kind, const char *api);
 void hd_fail(hd_job *j, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -170,13 +177,6 @@ void hd_fail(hd_job *j, int code, const char *fmt, ...) __attribute__((format(pr
 int hd_mpi_failed(hd_job *j, int rc, const char *call);
 /* Frees what the job allocated, not the job. */
 void hd_job_clear(hd_job *j);
-/* What a rank that disagrees tells the others of its call; the bytes travel as they are. */
-typedef struct hd_account {
-    char text[HD_DESC];
-    uint8_t closing; /* it has come to destroy the group, which it does whatever the others do */
-    uint8_t unused[7];
-} hd_account;
-
 void hd_job_describe(hd_text *t, const hd_job *j); /* "all_reduce(float32[4, 3], op=SUM)" */
 int hd_job_state(const hd_job *j);
 void hd_job_finish(hd_job *j); /* publishes HD_DONE and wakes waiters */

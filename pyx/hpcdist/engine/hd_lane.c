@@ -19,7 +19,7 @@
 #include "hd_job.h"
 #include "hd_lane.h"
 
-int hd_lanes_busy;
+int hd_lane_jobs;
 
 /* Dekker's algorithm with the submitter: clear busy, then check whether a job was queued
  * meanwhile. */
@@ -180,7 +180,7 @@ static void *lane_main(void *arg)
             c->failure.given_up = 0;
         pthread_mutex_unlock(&c->mu);
         __atomic_sub_fetch(&c->lane.pending, 1, __ATOMIC_SEQ_CST);
-        __atomic_sub_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
+        __atomic_sub_fetch(&hd_lane_jobs, 1, __ATOMIC_SEQ_CST);
         hd_job_finish(j);
         hd_job_unref(j);
 
@@ -210,7 +210,7 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
         else
             c->lane.head = j;
         c->lane.tail = j;
-        __atomic_add_fetch(&hd_lanes_busy, 1, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(&hd_lane_jobs, 1, __ATOMIC_SEQ_CST);
         __atomic_add_fetch(&c->lane.pending, 1, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&c->mu);

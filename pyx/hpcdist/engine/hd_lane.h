@@ -19,6 +19,6 @@ void hd_lane_give_up(hd_comm *c);
 void hd_lane_seen(hd_comm *c);
 int hd_lane_drain(hd_comm *c, double seconds); /* 1 empty, 0 not */
 void hd_lane_close(hd_comm *c);
-extern int hd_lanes_busy; /* atomic: jobs that lanes have not ended */
+extern int hd_lane_jobs; /* atomic: jobs that lanes have been given and have not ended */
 
 #endif

@@ -44,11 +44,11 @@
 #define PARTS 3 /* of a slot */
 
 /* KiB from which HPCDIST_TWO_LEVEL=auto takes an operation, all blocks together; 0: never. From
- * there on it was no slower than the library's flat call, between nodes of equally many ranks:
- * docs/architecture.md. */
+ * there on it was no slower than the library's flat call after the entry check, between nodes of
+ * equally many ranks: docs/performance.md. */
 static const int measured_kib[HD_KIND_COUNT] = {
     [HD_ALL_GATHER] = 64,   [HD_BROADCAST] = 8192,
-#if defined OPEN_MPI || defined MPI_ABI /* whose libmpi may be any */
+#ifdef HD_MAYBE_OPEN_MPI
     [HD_ALL_REDUCE] = 1024, [HD_REDUCE] = 2048,    [HD_REDUCE_SCATTER] = 8192,
 #else
     [HD_ALL_REDUCE] = 64, [HD_REDUCE] = 64,      [HD_REDUCE_SCATTER] = 256,

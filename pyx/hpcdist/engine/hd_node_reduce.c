@@ -21,8 +21,8 @@
 
 #define CHUNK (16 << 10) /* bytes of a slice that are combined in the first caches */
 
-/* What a rank that gets no result, and must not change its tensor, has of its own slice. Scaled, it
- * goes into the half of the slot that nobody reads any more when all have announced `in`. */
+/* This rank's own slice, whose tensor stays as it is. Scaled, it goes into the half of the slot
+ * that nobody reads any more when all have announced `in`. */
 static const char *untouched(const hd_node_run *r, const char *from, int64_t at, int64_t n)
 {
     char *to = hd_node_other_half(r) + at;
@@ -42,7 +42,7 @@ static void combine(const hd_node_run *r, const char *from, char *to, int64_t at
     const size_t bytes = (size_t)(n * r->item);
     const char *own = untouched(r, from, at, n);
     char *slot = hd_node_slot(r, me) + at, *there = to && !r->streams ? to + at : slot;
-    /* The first two ranks' elements are read before anything is written; the others' are not. */
+    /* In place, a rank above 1 would overwrite its own elements before it reads them. */
     char *sum = there == own && me > 1 ? slot : there;
     const char *so_far = me ? hd_node_slot(r, 0) + at : own;
 

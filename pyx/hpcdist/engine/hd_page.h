@@ -88,7 +88,7 @@ enum hd_closed { HD_OPEN = 0, HD_DESTROYED, HD_DROPPED /* no reference was left 
 /* What a rank reports in words; on slow paths only. */
 typedef struct hd_words {
     uint32_t seq[2]; /* the check that said[] belongs to */
-    hd_account said[2];
+    hd_description said[2];
     hd_note notes[HD_NOTES];
     uint64_t refused;     /* the last run of checks that this rank refused one after the other: the
                            * first (high half) and the last */

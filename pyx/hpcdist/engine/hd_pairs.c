@@ -84,7 +84,7 @@ static int quote_all(const comparison *x)
 {
     hd_comm *c = x->c;
     hd_job *j = x->j;
-    hd_account *said = calloc((size_t)c->size + 1, sizeof *said), *mine;
+    hd_description *said = calloc((size_t)c->size + 1, sizeof *said), *mine;
     hd_text t;
     int rc;
     if (!said) {
@@ -92,7 +92,7 @@ static int quote_all(const comparison *x)
         return j->code;
     }
     mine = said + c->size;
-    hd_account_for(mine, j);
+    hd_describe_call(mine, j);
     t = (hd_text){.at = mine->text, .room = HD_DESC, .used = strlen(mine->text)};
     if (x->note[0])
         hd_say(&t, " (%s)", x->note);

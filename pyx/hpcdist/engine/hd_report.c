@@ -46,7 +46,7 @@ void hd_note_site(hd_job *j)
 }
 
 /* "ranks 0, 2: ..." for each different description. */
-static void say_variants(hd_text *t, int n, const hd_account *of)
+static void say_variants(hd_text *t, int n, const hd_description *of)
 {
     for (int i = 0; i < n; i++) {
         const char *mine = of[i].text;
@@ -65,14 +65,14 @@ static void say_variants(hd_text *t, int n, const hd_account *of)
     }
 }
 
-void hd_account_for(hd_account *out, hd_job *j)
+void hd_describe_call(hd_description *out, hd_job *j)
 {
     memset(out, 0, sizeof *out);
     hd_describe_here(out->text, j);
     out->closing = j->closing != 0;
 }
 
-int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_account *of)
+int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_description *of)
 {
     char buffer[HD_TEXT];
     int destroyed = 0;

@@ -18,9 +18,9 @@ void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *con
 void hd_say_gone(hd_text *t, const hd_comm *c, int rank, enum hd_gone how);
 /* After a call that nobody made: what can be done with the group. */
 void hd_say_unharmed(hd_text *t, const hd_comm *c);
-void hd_account_for(hd_account *out, hd_job *j);
-/* An account per rank. */
-int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_account *of);
+void hd_describe_call(hd_description *out, hd_job *j); /* and where it is made */
+/* A description per rank. */
+int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_description *of);
 int hd_fail_gone(hd_comm *c, hd_job *j, int rank, enum hd_gone how);
 /* A member has left the group, and the job goes on; `way`: it "has" done what. */
 int hd_fail_closed(hd_comm *c, hd_job *j, int rank, const char *way);

@@ -26,12 +26,12 @@ typedef int32_t hd_i32 HD_UNALIGNED;
 typedef uint64_t hd_u64 HD_UNALIGNED;
 typedef int64_t hd_i64 HD_UNALIGNED;
 
-/* Tells the compiler that no element of a loop depends on another, which `restrict` would not where
- * the result replaces an operand. */
+/* Tells the compiler that no iteration depends on another. `restrict` cannot: the result may
+ * replace an operand. */
 #ifdef __clang__
-#define HD_APART _Pragma("clang loop vectorize(assume_safety)")
+#define HD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
-#define HD_APART _Pragma("GCC ivdep")
+#define HD_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 #define HD_REDUCE(NAME, T, VALUE)                                                                  \
@@ -39,7 +39,7 @@ typedef int64_t hd_i64 HD_UNALIGNED;
     {                                                                                              \
         const T *x = one, *y = other;                                                              \
         T *to = result;                                                                            \
-        HD_APART                                                                                   \
+        HD_INDEPENDENT                                                                             \
         for (int64_t i = 0; i < n; i++) {                                                          \
             const T a = x[i], b = y[i];                                                            \
             to[i] = (T)(VALUE);                                                                    \
@@ -181,7 +181,7 @@ static int has_nan_c128(const void *in, int64_t n) { return has_nan_f64(in, 2 * 
     {                                                                                              \
         const T *x = one, *y = other;                                                              \
         T *to = result;                                                                            \
-        HD_APART                                                                                   \
+        HD_INDEPENDENT                                                                             \
         for (int64_t i = 0; i < n; i++) {                                                          \
             const T a = x[i], b = y[i];                                                            \
             const T ka = (T)(a ^ ((a >> (BITS - 1)) & MAGNITUDE));                                 \
