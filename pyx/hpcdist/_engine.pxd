@@ -348,6 +348,7 @@ cdef extern from "hd_abort.h" nogil:
     void hd_failing(double)
 
 cdef extern from "hd_exit.h" nogil:
+    int hd_finalized
     void hd_arm_exit(int)
     void hd_exit_mark(const char*, int, int)
     int hd_in_child()

@@ -8,6 +8,7 @@ WHAT: what is in flight, or has been left, when MPI ends.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -15,6 +16,16 @@ from ending_parts import say
 from mpi4py import MPI
 
 import hpcdist as dist
+
+
+def refused(call: Callable[[], object]) -> None:
+    """Make a call that comes after the end of MPI."""
+    try:
+        call()
+    except dist.DistError as error:
+        assert "the program has finalized MPI" in str(error), error
+    else:
+        raise AssertionError("not refused")
 
 
 def destroy(rank: int, how: str) -> None:
@@ -39,6 +50,13 @@ def destroy(rank: int, how: str) -> None:
     if how != "queued":
         dist.barrier()
     MPI.Finalize()
+    if how == "nothing":
+        refused(lambda: dist.all_reduce(np.ones(3)))
+        refused(lambda: dist.all_reduce(np.ones(3), async_op=True))
+        refused(dist.barrier)
+        refused(lambda: dist.isend(np.ones(3), other))
+        refused(lambda: dist.recv(np.ones(3), other))
+        refused(dist.new_group)
     if how == "one by one":
         dist.destroy_process_group(groups[0])
     dist.destroy_process_group()

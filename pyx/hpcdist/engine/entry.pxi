@@ -43,7 +43,7 @@ cdef Comm usual(object group, object peer, object group_peer, int* place):
         carrier, rank = group.carrier, group.members.index.get(peer)
     else:
         return None
-    if type(carrier) is not Comm or rank is None or not is_alive(<Comm> carrier):
+    if type(carrier) is not Comm or rank is None or not is_usable(<Comm> carrier):
         return None
     number = PyLong_AsLongLongAndOverflow(rank, &overflow)
     if overflow or number < 0 or number >= (<Comm> carrier).c.size:

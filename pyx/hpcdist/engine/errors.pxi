@@ -43,18 +43,25 @@ cdef bint is_alive(Comm comm) noexcept:
     return not hd_forked and comm.c != NULL and not comm.c.freed and not comm.c.closing
 
 
+cdef bint is_usable(Comm comm) noexcept:
+    """Whether MPI has not been finalized either."""
+    return is_alive(comm) and not hd_finalized
+
+
 cdef object gone_error(hd_comm* c):
     """The exception of a call that came too late for its group."""
     if c != NULL and c.replaced:
         return RankFailedError(f"the default group was reconfigured when this call of group '{c.name.decode()}' began")
+    if c != NULL and hd_finalized and not c.freed and not c.closing:
+        return DistError(f"the program has finalized MPI: group '{c.name.decode()}' can only be destroyed")
     return DistError(DESTROYED)
 
 
 cdef int check_alive(Comm comm) except -1:
-    """Raise unless is_alive(); without a group, unless MPI may be used."""
+    """Raise unless is_usable(); without a group, in a child of fork."""
     if hd_forked:
         raise forked_error("MPI")
-    if comm is not None and not is_alive(comm):
+    if comm is not None and not is_usable(comm):
         raise gone_error(comm.c)
     return 0
 

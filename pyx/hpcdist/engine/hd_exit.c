@@ -47,10 +47,13 @@ static int threads_out_of_mpi(void)
     return 1;
 }
 
+int hd_finalized;
+
 /* MPI_Finalize, by any caller, deletes the attributes of MPI_COMM_SELF before anything else. */
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
+    __atomic_store_n(&hd_finalized, !hd_in_child(), __ATOMIC_RELEASE);
     hd_exit_set_finalizing();
     hd_hydra_leave();
     hd_prte_leave();

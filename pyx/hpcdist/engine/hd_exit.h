@@ -4,6 +4,7 @@
 
 #include "hd_comm.h"
 
+extern int hd_finalized; /* atomic: somebody in this process has come to MPI_Finalize */
 /* Installs the libc exit handler, which finalizes or aborts by exit status. */
 void hd_arm_exit(int owns_mpi);
 /* The folder of the job's commits ("": as before), this rank, and how many ranks the node has: the

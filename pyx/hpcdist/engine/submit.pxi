@@ -305,7 +305,7 @@ cdef int raise_error_of(hd_job* j, int code) except -1:
 
 cdef object run_now(Comm comm, hd_job* j, bint async_op, object keep, list outputs):
     cdef hd_comm* c = comm.c
-    if not is_alive(comm):
+    if not is_usable(comm):
         try:
             check_alive(None if j.closing else comm)
         except BaseException:
