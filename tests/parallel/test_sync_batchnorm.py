@@ -262,7 +262,6 @@ def test_wrong_use():
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.mpi(min_size=2)
 def test_a_penalty_where_some_inputs_need_no_gradient(rng):
     size, me = dist.get_world_size(), dist.get_rank()
     mine, plain = ours_and_reference(4)
@@ -290,6 +289,7 @@ def test_a_graph_of_gradients_on_some_ranks_only():
         loss.backward(create_graph=last)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_disagreement_is_an_error():
     with parallel_raises(dist.DistMismatchError, match="SyncBatchNorm"):
         SyncBatchNorm(2 + dist.get_rank())(torch.ones(2, 2 + dist.get_rank(), 3))
