@@ -91,18 +91,23 @@ def one_per_rank(group: ProcessGroup, tensors: Any, what: str) -> list[torch.Ten
 
 
 class AllReduce(Function):
-    """SUM, AVG or PREMUL_SUM: the transpose is the same operation."""
+    """SUM, AVG or PREMUL_SUM: the transpose is the same operation.
+
+    With a name ranks compare it, also in backward, instead of that of the collective.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup) -> torch.Tensor:
-        ctx.op, ctx.group = op, group
+    def forward(
+        ctx: Any, tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup, name: str | None
+    ) -> torch.Tensor:
+        ctx.op, ctx.group, ctx.name = op, group, name
         out = _copy(tensor)
-        group.carrier.all_reduce(out, op, api=_api("all_reduce"))
+        group.carrier.all_reduce(out, op, api=name or _api("all_reduce"))
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return AllReduce.apply(gradient, ctx.op, ctx.group), None, None
+        return AllReduce.apply(gradient, ctx.op, ctx.group, ctx.name), None, None, None
 
 
 class AllReduceExtreme(Function):
@@ -124,7 +129,7 @@ class AllReduceExtreme(Function):
         chosen = ((tensor == out) | (tensor.isnan() & out.isnan())).to(gradient.dtype)
         holders = _copy(chosen)
         ctx.group.carrier.all_reduce(holders, ReduceOp.SUM, api=_api("all_reduce"))
-        summed = AllReduce.apply(gradient, ReduceOp.SUM, ctx.group)
+        summed = AllReduce.apply(gradient, ReduceOp.SUM, ctx.group, None)
         return summed * (chosen / holders), None, None, None
 
 
@@ -149,7 +154,7 @@ class AllReduceProduct(Function):
         # Not product / tensor: a single zero would lose its gradient.
         others = [part for rank, part in enumerate(parts) if rank != group.rank()]
         factor = torch.stack([*others, torch.ones_like(tensor)]).prod(0)
-        return AllReduce.apply(gradient, ReduceOp.SUM, group) * factor, None, None
+        return AllReduce.apply(gradient, ReduceOp.SUM, group, None) * factor, None, None
 
 
 class Broadcast(Function):

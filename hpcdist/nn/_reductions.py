@@ -97,7 +97,7 @@ def all_reduce(
     op = _op(op, tensor)
     if op.name in _DERIVED:
         return _derived(tensor, op, pg, None)
-    return nodes.AllReduce.apply(tensor, op, pg)
+    return nodes.AllReduce.apply(tensor, op, pg, None)
 
 
 def _derived(

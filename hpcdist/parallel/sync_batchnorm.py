@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +16,14 @@ from hpcdist.groups import state as _group
 from hpcdist.groups.comparison import digest, naming
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
-from hpcdist.nn.functional import all_reduce
+from hpcdist.nn._nodes import AllReduce
 from hpcdist.parallel.reducer.copies import unseen
 
+# The names that peers see of the calls of forward and backward, and of backward for derivatives of
+# its results, which makes other calls: all ranks must ask for them.
 API = "SyncBatchNorm"
+API_BACKWARD = f"backward of {API}"
+API_GRAPH = f"{API_BACKWARD} with create_graph"
 
 
 class SyncBatchNorm(torch.nn.SyncBatchNorm):
@@ -328,21 +333,22 @@ class _Normalize(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        if torch.is_grad_enabled():  # create_graph=True
-            return _backward_with_graph(ctx, gradient)
         input, weight, mean, scale, count = ctx.saved_tensors
+        graph = torch.is_grad_enabled()  # create_graph=True
         shape = [1, -1] + [1] * (input.dim() - 2)
         wide = gradient.to(mean.dtype)
-        normal = (input.to(mean.dtype) - mean.view(shape)).mul_(scale.view(shape))
+        if graph:
+            normal, scale = _normalized_again(ctx, input.to(mean.dtype), shape, count)
+        else:
+            normal = (input.to(mean.dtype) - mean.view(shape)).mul_(scale.view(shape))
         sums = torch.cat([wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)])
-        to_bias, to_weight = sums.clone().chunk(2)
+        to_bias, to_weight = sums.chunk(2)
         result = None
         # Always, even if this rank does not need it: other ranks may.
-        ctx.group.carrier.all_reduce(sums, ReduceOp.SUM, api=API)
+        of_gradient, of_normal = (_summed(ctx, sums) / count).chunk(2)
         if ctx.needs_input_grad[0]:
-            of_gradient, of_normal = (sums / count).chunk(2)
             result = wide - of_gradient.view(shape)
-            result.sub_(normal.mul_(of_normal.view(shape)))
+            result.sub_(torch.mul(normal, of_normal.view(shape), out=None if graph else normal))
             factor = scale if weight is None else scale * weight.to(scale.dtype)
             result = result.mul_(factor.view(shape)).to(gradient.dtype)
         grad_weight = None if weight is None else to_weight.to(weight.dtype)
@@ -350,27 +356,22 @@ class _Normalize(Function):
         return result, grad_weight, grad_bias, None, None, None, None, None, None
 
 
-def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Any:
-    """What backward returns, of nodes that autograd goes through again.
+def _normalized_again(
+    ctx: Any, own: torch.Tensor, shape: Sequence[int], count: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalised input and the scale, of nodes that autograd goes through.
 
     The saved mean and scale are constants to autograd, but depend on the inputs of all ranks.
     """
-    input, weight, saved, _, count = ctx.saved_tensors
-    shape = [1, -1] + [1] * (input.dim() - 2)
-    wide, own = gradient.to(saved.dtype), input.to(saved.dtype)
     if not own.requires_grad:  # other ranks' may: all make the same calls when they differentiate
         own = own.detach().requires_grad_()
-    mean = all_reduce(own.sum(ctx.axes), group=ctx.group) / count
+    mean = _summed(ctx, own.sum(ctx.axes)) / count
     centred = own - mean.view(shape)
-    var = all_reduce(centred.square().sum(ctx.axes), group=ctx.group) / count
+    var = _summed(ctx, centred.square().sum(ctx.axes)) / count
     scale = torch.rsqrt(var + ctx.eps)
-    normal = centred * scale.view(shape)
-    sums = torch.cat([wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)])
-    of_gradient, of_normal = (all_reduce(sums, group=ctx.group) / count).chunk(2)
-    to_bias, to_weight = sums.chunk(2)
-    factor = scale if weight is None else scale * weight.to(scale.dtype)
-    result = wide - of_gradient.view(shape) - normal * of_normal.view(shape)
-    result = (result * factor.view(shape)).to(gradient.dtype)
-    grad_weight = None if weight is None else to_weight.to(weight.dtype)
-    grad_bias = to_bias.to(ctx.of_bias) if ctx.needs_input_grad[2] else None
-    return result, grad_weight, grad_bias, None, None, None, None, None, None
+    return centred * scale.view(shape), scale
+
+
+def _summed(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    name = API_GRAPH if torch.is_grad_enabled() else API_BACKWARD
+    return AllReduce.apply(tensor, ReduceOp.SUM, ctx.group, name)
