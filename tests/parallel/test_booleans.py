@@ -125,7 +125,7 @@ def test_settings_of_a_module():
 
 @pytest.mark.mpi(min_size=2)
 def test_the_first_calls_of_a_world_may_all_fail(no_world):
-    """They left ranks out of step: one count of calls had begun anew, the other had not."""
+    """Such errors left the ranks out of step: only one of two counters of calls was reset."""
     dist.init_process_group()
     last = dist.get_rank() == dist.get_world_size() - 1
     texts = []

@@ -237,7 +237,7 @@ class PowerSGDState(Counting):
         self.error_dict[index] = error
 
     def _keep_q(self, index: int, q: torch.Tensor | None) -> None:
-        """Keep the Q of a bucket that a pass overwrites; None if it is drawn anew."""
+        """Save the Q of a bucket before a pass overwrites it; None: it starts from a random Q."""
         if self._before is not None:
             self._before.keep_q(index, q)
 

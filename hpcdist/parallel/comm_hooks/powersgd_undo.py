@@ -40,7 +40,7 @@ class Before:
         self._errors.setdefault(index, error)
 
     def keep_q(self, index: int, q: torch.Tensor | None) -> None:
-        """Keep a copy of the Q of a bucket, which is about to be overwritten; None if drawn."""
+        """Save the Q of a bucket before a pass overwrites it; None: it starts from a random Q."""
         self._qs.setdefault(index, None if q is None else q.clone())
 
     def restore(self, state: Memory) -> None:
