@@ -16,8 +16,9 @@ from jobs import plain_environment, run_job
 from kill_jobs import END
 from kill_jobs import PROGRAM as TRAINING
 from long_form import deadline, size
+from mpis import OPEN_MPI
 from patience import patience
-from ulfm import OPEN_MPI, only_ulfm
+from ulfm import only_ulfm
 
 from hpcdist.recordings.read import folder_of_user
 

@@ -15,7 +15,8 @@ import pytest
 from jobs import Ended, run_job
 from kill_jobs import differing_with_spares, draw_with_spares, train
 from long_form import LONG, deadline, size
-from ulfm import OPEN_MPI, only_ulfm
+from mpis import OPEN_MPI
+from ulfm import only_ulfm
 
 PROGRAM = str(Path(__file__).with_name("spares.py"))
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_digits_elastic.py")

@@ -14,11 +14,10 @@ from carried import (
 )
 from cases import MOVED, Check, here, pairs
 from forms import MOVES, REDUCTIONS
+from mpis import OPEN_MPI_LIMITS
 from worlds import LAYOUTS, SHORT, between_nodes, layouts, start_with, true_place
 
 import hpcdist as dist
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
@@ -75,7 +74,6 @@ CALLS = {
         2, (4, 32), (16, 32),
     ),
 }  # fmt: skip
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 
 
 def ones(n: int) -> torch.Tensor:
@@ -92,7 +90,7 @@ def test_what_travels_as_a_letter(group, name):
     """Up to the limit of each call; none of the other tests sees which way data has taken."""
     check, (_, size) = Check(), here()
     call, power, open_mpi, mpich = CALLS[name]
-    apiece, together = open_mpi if OPEN_MPI else mpich
+    apiece, together = open_mpi if OPEN_MPI_LIMITS else mpich
     shared = group.carrier.checks_through != "MPI"
     nodes: list = [None] * size
     dist.all_gather_object(nodes, group.carrier.node_ranks)

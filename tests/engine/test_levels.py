@@ -16,12 +16,11 @@ from block_calls import (
 )  # fmt: skip
 from cases import MOVED, Check, draw, finish, here, pairs, reduce_at_odd_address, reference
 from lateness import once_others_have_ended
+from mpis import OPEN_MPI_LIMITS
 from resources import held
 from worlds import LAYOUTS, layouts, start_with, true_place, works
 
 import hpcdist as dist
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=3)]
@@ -308,14 +307,13 @@ def test_nothing_is_left_of_a_group(rng, world):
     parallel_assert(works)
 
 
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 #: KiB, all blocks together, from which "auto" takes them. Data of exactly 64 KiB may still travel
 #: as a letter.
 BY_ITSELF = {
     broadcast: 8192,
-    reduce: 2048 if OPEN_MPI else 64,
+    reduce: 2048 if OPEN_MPI_LIMITS else 64,
     all_gather_into_tensor: 64,
-    reduce_scatter_tensor: 8192 if OPEN_MPI else 256,
+    reduce_scatter_tensor: 8192 if OPEN_MPI_LIMITS else 256,
 }
 
 
@@ -330,7 +328,7 @@ def test_by_itself_long_tensors_take_it_on_nodes_of_equal_size(rng, world):
             check.that(shared(group) == takes, f"{call.__name__} of {n} elements")
         dist.destroy_process_group(group)
     check.that(right(rng), "an all-reduce")
-    takes = not OPEN_MPI and size % 2 == 0
+    takes = not OPEN_MPI_LIMITS and size % 2 == 0
     check.that(shared() == takes, "an all-reduce of 400 KB")
     check.done()
 

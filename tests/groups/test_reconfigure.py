@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from jobs import run_job
 from long_form import LONG
+from mpis import OPEN_MPI
 from no_threads import preloaded
 from patience import at_most, patience
-from ulfm import OPEN_MPI, only_ulfm
+from ulfm import only_ulfm
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 

@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 from jobs import plain_environment
-
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
+from mpis import OPEN_MPI
 
 pytestmark = pytest.mark.jobs
 
 #: As in printing.py.
 LINES = 400
 PROGRAM = str(Path(__file__).with_name("printing.py"))
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 #: What the launchers put in front: Open MPI's tags name the job, the rank and the stream.
 FRONT = r"\[1,([01])\]<std(?:out|err)>: ?" if OPEN_MPI else r"\[([01])\] "
 

@@ -12,9 +12,9 @@ import subprocess
 import sys
 
 import pytest
+from mpis import FAMILY, OPEN_MPI
 
-from hpcdist import _engine, hardware
-from hpcdist.launchers import mpi_family
+from hpcdist import hardware
 
 pytestmark = pytest.mark.local
 
@@ -24,8 +24,6 @@ _SPOKEN = ("OMPI_COMM", "PMI", "MPI_LOCAL", "SLURM", "PALS", "FLUX", "JSM", "MV2
 
 SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
-FAMILY = mpi_family(_engine.library_version())
-OPEN_MPI = FAMILY == "Open MPI"
 STEP = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}
 # the mpirun of the other MPI: its processes are worlds of one to this MPI
 OTHER_MPIRUN = (

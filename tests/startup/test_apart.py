@@ -13,14 +13,12 @@ from pathlib import Path
 
 import pytest
 from jobs import run_job
-
-from hpcdist import _engine
+from mpis import OPEN_MPI
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 WRAPPER = str(Path(__file__).with_name("apart.py"))
 PROGRAM = str(Path(__file__).with_name("apart_ranks.py"))
-OPEN_MPI = "Open MPI" in _engine.library_version()
 CONTAINER = "pid+proc+user+ipc+shm+eperm"
 #: What the ranks have of their own, and how many of the two then share a node.
 CASES = {

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from example_runs import EXAMPLES, example, fingerprint
+from mpis import OPEN_MPI
 from slurm import Cluster
-
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
 
 pytestmark = [pytest.mark.jobs, pytest.mark.slurm, pytest.mark.rare]
 
@@ -68,7 +66,7 @@ def test_a_training_ends_the_same_however_it_is_started(cluster: Cluster, tmp_pa
     ended = cluster.srun("-N2", "-n2", TRAIN, *ARGUMENTS)
     assert ended.code == 0, ended.text
     started["srun"] = ended.text
-    if mpi_family(_engine.library_version()) != "Open MPI":
+    if not OPEN_MPI:
         started["torchrun"] = python("-m", "torch.distributed.run", "--nproc-per-node", "2", TRAIN)
     for how, text in started.items():
         assert "2 rank(s)" in text, f"{how}: {text}"

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 from jobs import plain_environment, run_job
+from mpis import OPEN_MPI
 from patience import patience
 from ports import free_port
-from ulfm import OPEN_MPI, only_ulfm
+from ulfm import only_ulfm
 
 pytestmark = pytest.mark.jobs
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from mpis import OPEN_MPI
 
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
-
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 only_ulfm = pytest.mark.skipif(
     not OPEN_MPI, reason="this MPI has no fault tolerance: groups/test_reconfigure.py"
 )

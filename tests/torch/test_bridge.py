@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 from jobs import plain_environment, run_job
+from mpis import OPEN_MPI
 from places import ROOT
 
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
 from hpcdist.torch import compat
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
@@ -25,7 +24,6 @@ HERE = Path(__file__).parent
 PROGRAM, SAME, RECORDER, ELASTIC = (
     str(HERE / f"bridge{name}.py") for name in ("", "_same", "_recorder", "_elastic")
 )
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 CHECKS = ["collectives", "objects and messages", "groups, mesh, DTensor", "DDP and FSDP2"]
 
 

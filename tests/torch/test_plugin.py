@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 from jobs import plain_environment, run_job
+from mpis import OPEN_MPI
 from ports import free_port
-
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 PROGRAM = str(Path(__file__).with_name("taking_over.py"))
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 TAKE_OVER = {"HPCDIST_TAKE_OVER": "gloo,mpi"}
 
 

@@ -12,16 +12,13 @@ from pathlib import Path
 
 import pytest
 from jobs import plain_environment, run_job
+from mpis import OPEN_MPI
 from places import ROOT
 from ports import free_port
-
-from hpcdist import _engine
-from hpcdist.launchers import mpi_family
 
 pytestmark = [pytest.mark.jobs, pytest.mark.rare]
 
 SCRIPTS = Path(__file__).with_name("scripts")
-OPEN_MPI = mpi_family(_engine.library_version()) == "Open MPI"
 TAKE_OVER = {"HPCDIST_TAKE_OVER": "gloo,mpi"}
 ALL = sorted(path.name for path in SCRIPTS.glob("*.py"))
 #: Those that start their processes themselves, as torch's tutorials do.
