@@ -111,7 +111,7 @@ static int arrived(const call *x, int64_t op)
 {
     int64_t want[8];
     if (x->form < GATHER)
-        return right(x->data, op, w->ranks, sum_of(x->form));
+        return right(x->data, op, w->ranks, sum_of(x->form), 1);
     for (int r = 0; r < w->ranks; r++) {
         const int64_t n = x->form == GATHER ? 8 : x->out[r].n;
         contribute(want, x->form == GATHER ? op : op + self, r, n);

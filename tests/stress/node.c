@@ -152,15 +152,17 @@ static int reduce(hd_comm *c, int op, int64_t n, double timeout, int64_t *data)
 }
 
 /* Lengths and timeouts are the same on all ranks: `all` is drawn alike, `luck` is not. Some ranks have
- * an input apart from the output, which lies behind it. */
+ * an input apart from the output, which lies behind it. One operation in two multiplies it first. */
 static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, int64_t *data)
 {
     hd_job j;
-    const int apart = !direct && (op + self) % 3 == 0;
+    const int apart = !direct && (op + self) % 3 == 0, factor = op % 2 ? 3 : 1;
     int64_t *from = data + (apart ? LONGEST : 0);
     int takes, rc;
     begin(&j, c, HD_ALL_REDUCE, "all_reduce", op, n, timeout);
     j.nout = 1;
+    j.redop = factor > 1 ? HD_PREMUL_SUM : HD_SUM;
+    j.factor = factor;
     takes = hd_node_ready(c, &j);
     /* Not before: a rank that is late may write there until all have left the round. */
     if (direct && takes > 0)
@@ -177,7 +179,7 @@ static int operate(hd_comm *c, int op, int64_t n, int direct, double timeout, in
         return ERROR;
     }
     hd_job_clear(&j);
-    if (takes && !right(data, op, w->ranks, n))
+    if (takes && !right(data, op, w->ranks, n, factor))
         wrong("all_reduce", op, n);
     return takes ? RIGHT : BY_MPI;
 }

@@ -29,10 +29,10 @@ static inline int64_t total(int64_t op, int ranks, int64_t i)
     return all;
 }
 
-static inline int right(const int64_t *data, int64_t op, int ranks, int64_t n)
+static inline int right(const int64_t *data, int64_t op, int ranks, int64_t n, int factor)
 {
     for (int64_t i = 0; i < n; i++)
-        if (data[i] != total(op, ranks, i))
+        if (data[i] != total(op, ranks, i) * factor)
             return 0;
     return 1;
 }
