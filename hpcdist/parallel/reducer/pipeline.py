@@ -71,7 +71,7 @@ class Pipeline:
         self._next = 0  # first bucket not started
         self.after_last: Callable[[], None] | None = None
         self._late: Any = None  # the last bucket, if it waits for the end of backward
-        self._closes = False  # it is left out: another call takes its place
+        self._ends: Callable[[], Any] | None = None  # its reduction, or a call in its place
         self._set_buckets(schedule.make(schedule.first()))
         transfer.unused = self._unused
 
@@ -105,7 +105,7 @@ class Pipeline:
         """Prepare for the next pass."""
         self._transfer.over()
         self._next = 0
-        self._late, self._closes = None, False
+        self._late = self._ends = None
         if self._streams is not None:
             self._streams.reset()
         for bucket in self.buckets:
@@ -169,16 +169,14 @@ class Pipeline:
         if self._transfer.skips and len(bucket.unused) == len(bucket.members):
             # one that was used under no_sync has gradients to be averaged
             if not any(map(self._usage.used, bucket.members)):
-                if last and self._transfer.closes(bucket):
-                    self._late, self._closes = bucket, True
-                else:
-                    self._transfer.left_out += 1
+                self._ends = self._transfer.closing(bucket) if last else None
+                self._transfer.left_out += self._ends is None
                 return
         if self._streams is not None:
             self._streams.gather(bucket)
         bucket.pack(self._transfer.without_copy)
         if last and not self.tracks and self._transfer.may_wait(bucket):
-            self._late = bucket
+            self._late, self._ends = bucket, partial(self._transfer.run, bucket)
         else:
             self._stats.communication_begins()
             bucket.work = self._transfer.start(bucket, index, last)
@@ -188,7 +186,7 @@ class Pipeline:
     @property
     def started(self) -> int:
         """Number of buckets that have started."""
-        return self._next - (self._late is not None)
+        return self._next - (self._ends is not None)
 
     @property
     def follows(self) -> int:
@@ -209,13 +207,11 @@ class Pipeline:
             Indices of the parameters that this rank did not use.
         """
         self._part_gradients()
-        if self._late is not None:
+        if self._ends is not None:
             self._stats.communication_begins()
-            call = self._transfer.close if self._closes else self._transfer.run
-            self._wait(partial(call, self._late))
-        averaged = None if self._closes else self._late
+            self._wait(self._ends)
         for bucket in self.buckets:
-            if bucket.work is not None or bucket is averaged:
+            if bucket.work is not None or bucket is self._late:
                 self._take(bucket)
         return [bucket.members[place] for bucket in self.buckets for place in bucket.unused]
 

@@ -259,9 +259,9 @@ class Transfer:
         if self._hook is None or not hasattr(self.place, "seq"):
             # others may leave out other buckets: all ranks of a pass that fails make as many calls
             return buckets - started + self.left_out + (more if started < buckets else 0)
-        if self._calls is None or self.skips:
-            return max(0, self._for_each * buckets + more - self._made())
-        return max(0, self._calls - self._made())
+        calls = None if self.skips else self._calls
+        due = self._for_each * buckets + more if calls is None else calls
+        return max(0, due - self._made())
 
     def _made(self) -> int:
         return int(getattr(self.place, "seq", 0) - self._first) % 2**32
@@ -305,18 +305,16 @@ class Transfer:
             )
         return given._bounded(work)
 
-    def closes(self, bucket: Any) -> bool:
-        """Whether ranks that leave the last bucket out make a call in its place.
+    def closing(self, bucket: Any) -> Callable[[], Any] | None:
+        """Return the call in place of a last bucket that this rank leaves out; None: no rank calls.
 
-        A rank that did not would end its pass while others wait for it in that bucket, and go on.
+        A rank that made none would end its pass while others wait for it in that bucket, and go on.
         Ranks that reduce it need no more calls: they are in step once they have met there.
         """
         comm = serving(self.comm, bucket.buffer)
-        return self._hook is None and comm.size > 1 and comm.check > 0
-
-    def close(self, bucket: Any) -> None:
-        """Meet the other ranks in place of the last bucket, which this one leaves out."""
-        serving(self.comm, bucket.buffer).barrier(api=API_LEFT_OUT)
+        if self._hook is None and comm.size > 1 and comm.check > 0:
+            return partial(comm.barrier, api=API_LEFT_OUT)
+        return None
 
     def run(self, bucket: Any) -> None:
         """Reduce a packed bucket in this thread, and wait."""
