@@ -334,16 +334,6 @@ class Bucket:
     def let_go(self) -> None:
         """Give up what a failed pass still works on, if that is no memory of the bucket's own."""
 
-    def stays(self, without_copy: bool) -> bool:
-        """Whether a gradient need not be moved when it is ready, as it is reduced where it lies.
-
-        Parameters
-        ----------
-        without_copy : bool
-            As for :meth:`pack`.
-        """
-        return False
-
     def pack_one(self, place: int) -> None:
         """Move one gradient into the buffer at once, which frees its own memory; with `as_view`."""
         if self.views[place].data_ptr() != self._starts[place]:

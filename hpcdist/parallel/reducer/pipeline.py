@@ -132,7 +132,7 @@ class Pipeline:
     def _move(self, index: int) -> None:
         """Move a large gradient into its bucket, unless it is reduced from where it lies."""
         bucket = self._bucket_of[index]
-        if not bucket.stays(self._transfer.without_copy):
+        if not (bucket.single and self._transfer.without_copy):
             bucket.pack_one(self._large[index])
 
     def leave_out(self, indices: Iterable[int]) -> None:

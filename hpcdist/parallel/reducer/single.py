@@ -50,10 +50,6 @@ class SingleBucket(Bucket):
         """Whether the gradient is reduced in its own memory in this pass."""
         return self.reduced is not self.buffer
 
-    def stays(self, without_copy: bool) -> bool:
-        """Whether the gradient need not be moved when it is ready; see :meth:`Bucket.stays`."""
-        return without_copy
-
     def pack(self, without_copy: bool = False) -> None:
         """Copy the gradient into the buffer, unless it can be reduced from where it lies.
 
