@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from hpcdist._engine import withdraw
@@ -87,14 +87,11 @@ class Dispatch:
                 look = getattr(backend, "look_at_batch", None)
                 if look is not None:
                     look([operations[i] for i in mine])
-        try:
+        with withdrawing(works):
             for backend, mine in places.items():
                 begun = batch(backend, [operations[i] for i in mine])
                 for i, work in zip(mine, begun, strict=True):
                     works[i] = work
-        except BaseException:
-            withdraw(works)
-            raise
         return works
 
 
@@ -162,13 +159,26 @@ def batch(backend: Carrier, operations: Sequence[tuple[bool, Any, int, int]]) ->
     if together is not None:
         return list(together(operations))
     works: list[Any] = [None] * len(operations)
-    try:
+    with withdrawing(works):
         for sends in (False, True):
             call = backend.isend if sends else backend.irecv
             for place, (sent, tensor, peer, tag) in enumerate(operations):
                 if sent is sends:
                     works[place] = call(tensor, peer, tag)
+    return works
+
+
+@contextmanager
+def withdrawing(works: list[Any]) -> Iterator[None]:
+    """Withdraw the messages of a batch after an exception: its caller gets no handles.
+
+    Parameters
+    ----------
+    works : list
+        Handles, and None for messages that have not begun.
+    """
+    try:
+        yield
     except BaseException:
         withdraw(works)
         raise
-    return works

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from hpcdist._engine import withdraw
 from hpcdist.operations import OPERATIONS
 
-from .dispatch import Dispatch, agreeing
+from .dispatch import Dispatch, agreeing, withdrawing
 
 
 class Around(Protocol):
@@ -76,12 +75,9 @@ class Hooked(Dispatch):
             for sends, tensor, peer, tag in operations
         ]
         works = super().batch_isend_irecv(operations)
-        try:
+        with withdrawing(works):
             for each, work in zip(seen, works, strict=True):
                 self._hooks.has_begun(each, work)
-        except BaseException:  # nobody gets the handles
-            withdraw(works)
-            raise
         return works
 
     def barrier(self, *args: Any, **about: Any) -> Any:
