@@ -74,7 +74,7 @@ static int abandon(visit *v, int why, int code, hd_text *missing)
 }
 
 /* The other ranks that have not arrived, though the check is over. Returns their number. */
-static int say_late(hd_text *t, const visit *v)
+static int name_late(hd_text *t, const visit *v)
 {
     int late = 0;
     for (int r = 0; r < v->c->size; r++)
@@ -91,7 +91,7 @@ static void say_note(hd_text *t, const visit *v, int by, const hd_note *note, in
     int many;
 
     hd_text_init(&missing, names, sizeof names);
-    many = say_late(&missing, v);
+    many = name_late(&missing, v);
     hd_say(t, "%srank %d gave up after %.3g s in %s%s", late ? "this rank arrived too late: " : "",
            by, note->after, note->text,
            note->why == HD_INTERRUPTED ? ", where a signal handler raised" : "");

@@ -109,7 +109,7 @@ static size_t part_of(size_t bytes, size_t at) { return bytes - at < PART ? byte
 
 /* The partner is stopped, and what this rank has sent to it before is still open: this ballot goes
  * into the outbox. */
-static int say_late(hd_rounds *r, const partner *p)
+static int send_by_outbox(hd_rounds *r, const partner *p)
 {
     const head now = {number_of(r), r->seen};
     const int first = r->round == HD_FIRST_ROUND;
@@ -138,7 +138,7 @@ static int have_gone(MPI_Request *parts, int *gone)
 }
 
 /* All parts at once: a rank may leave right after it. */
-static int say(hd_rounds *r, partner *p)
+static int send_ballot(hd_rounds *r, partner *p)
 {
     const int first = r->round == HD_FIRST_ROUND;
     const head now = {number_of(r), r->seen};
@@ -148,7 +148,7 @@ static int say(hd_rounds *r, partner *p)
     size_t bytes = sizeof now;
 
     if (rc || !gone)
-        return rc ? rc : say_late(r, p);
+        return rc ? rc : send_by_outbox(r, p);
     if (first) {
         p->out->head = now;
         if (r->is_direct)
@@ -171,7 +171,7 @@ static int say(hd_rounds *r, partner *p)
 /* Whoever helps a partner beyond the power of two hears from it first and writes to it last. */
 static int say_next(hd_rounds *r)
 {
-    return say(r, &r->partners[r->helps ? (r->said++ + 1) % r->n : r->said++]);
+    return send_ballot(r, &r->partners[r->helps ? (r->said++ + 1) % r->n : r->said++]);
 }
 
 static int say_rest(hd_rounds *r)
