@@ -107,6 +107,8 @@ void hd_nap_step(hd_nap *n);
 void hd_put_words(char *shared, const char *from, size_t bytes);
 void hd_get_words(char *to, const char *shared, size_t bytes);
 
+/* Bytes, rounded up to pages of the least size that systems have. */
+static inline size_t hd_whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 /* Zeros, which take memory only where they are used; NULL: there is none. */
 void *hd_pages(size_t bytes);
 void hd_pages_free(void *at, size_t bytes);

@@ -74,11 +74,9 @@ static int64_t least(const hd_comm *c, const hd_job *j)
 
 /* ---- memory ---- */
 
-static int64_t page_up(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
 static int64_t head_bytes(const struct hd_levels *l)
 {
-    return page_up((int64_t)sizeof(hd_levels_line) * l->ranks);
+    return (int64_t)hd_whole_pages(sizeof(hd_levels_line) * (size_t)l->ranks);
 }
 
 /* Tells all members where each of them is: the nodes are numbered by the first of their members, as

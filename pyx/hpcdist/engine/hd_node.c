@@ -80,11 +80,9 @@ typedef hd_node_run run;
 
 /* ---- the segment ---- */
 
-static int64_t page_up(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
 static int64_t head_bytes(const hd_comm *c)
 {
-    return page_up((int64_t)(sizeof(segment) + (size_t)c->size * sizeof(line)));
+    return (int64_t)hd_whole_pages(sizeof(segment) + (size_t)c->size * sizeof(line));
 }
 
 /* The largest piece that the memory allows; 0: none that is worth using. */

@@ -21,7 +21,6 @@
 #include "hd_recorder.h"
 #include "hd_recorder_file.h"
 
-#define PAGE 4096
 #define PATH 4096               /* bytes of the path of a copy */
 #define KEEP_NS 3600000000000LL /* how long the file of a dead process is kept */
 #define KEEP_SHARE 16           /* and at most 1/16 of /dev/shm in all */
@@ -42,7 +41,7 @@ void hd_rec_wish(int operations, const char *to)
 
 const char *hd_rec_path(void) { return path; }
 
-static size_t head_bytes(void) { return (sizeof(hd_rec_head) + PAGE - 1) / PAGE * PAGE; }
+static size_t head_bytes(void) { return hd_whole_pages(sizeof(hd_rec_head)); }
 
 /* ---- the folder ---- */
 

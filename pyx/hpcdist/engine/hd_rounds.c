@@ -38,22 +38,21 @@ typedef struct hd_partner {
     ballot *in, *out;
 } partner;
 
-/* Each ballot begins a page of its own: pages that no ballot has reached take no memory. */
-#define PAGES(bytes) (((size_t)(bytes) + 4095) / 4096 * 4096)
-
 static uint64_t number_of(const hd_rounds *r) { return r->check * HD_ROUNDS + (uint64_t)r->round; }
 
+/* Each ballot begins a page of its own: pages that no ballot has reached take no memory. */
 static size_t memory(const hd_rounds *r)
 {
-    return PAGES((size_t)r->room * sizeof(partner)) + 2 * (size_t)r->room * PAGES(sizeof(ballot));
+    return hd_whole_pages((size_t)r->room * sizeof(partner)) +
+           2 * (size_t)r->room * hd_whole_pages(sizeof(ballot));
 }
 
 static void add_partner(hd_rounds *r, int rank)
 {
     partner *p = &r->partners[r->n];
-    char *ballots = (char *)r->partners + PAGES((size_t)r->room * sizeof *p);
-    p->in = (ballot *)(void *)(ballots + 2 * (size_t)r->n++ * PAGES(sizeof *p->in));
-    p->out = (ballot *)(void *)((char *)p->in + PAGES(sizeof *p->in));
+    char *ballots = (char *)r->partners + hd_whole_pages((size_t)r->room * sizeof *p);
+    p->in = (ballot *)(void *)(ballots + 2 * (size_t)r->n++ * hd_whole_pages(sizeof *p->in));
+    p->out = (ballot *)(void *)((char *)p->in + hd_whole_pages(sizeof *p->in));
     p->rank = rank;
     p->receive = MPI_REQUEST_NULL;
     for (size_t i = 0; i < PARTS; i++)
