@@ -34,6 +34,8 @@ DEADLINE = 60.0
 JOBS_DEADLINE = 150.0
 #: Timeout of the process group under test: a rank that failed leaves the others waiting this long.
 GROUP_TIMEOUT = 20.0
+#: The same of its start, which must not end a job whose ranks get too little of busy cores.
+START_TIMEOUT = 60.0
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 _PASSED, _FAILED, _SKIPPED = 0, 1, 2
@@ -294,7 +296,8 @@ def _init():
 
     import hpcdist
 
-    hpcdist.init_process_group(timeout=timedelta(seconds=GROUP_TIMEOUT))
+    hpcdist.init_process_group(timeout=timedelta(seconds=START_TIMEOUT))
+    hpcdist.group.WORLD.timeout = timedelta(seconds=GROUP_TIMEOUT)
 
 
 def pytest_runtest_logreport(report):
