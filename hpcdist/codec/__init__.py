@@ -15,7 +15,8 @@ The codec carries a closed set of types:
 
 Types are matched exactly: a subclass is another type. An object that appears twice in one payload
 arrives as one object again; an object that contains itself is refused. Tensors and arrays arrive
-with memory of their own, contiguous; tensors that share a storage no longer do.
+with memory of their own, without gaps; tensors that share a storage no longer do. Tensors keep the
+order of their dimensions in memory (``channels_last``), NumPy arrays C or Fortran order.
 
 Anything else is a ``TypeError`` that says where it sits (``obj['a'][3]``). Pickle is used only by
 explicit choice (:class:`allow_pickle`, ``pickle=True``), and a pickle that arrives in a process

@@ -22,7 +22,8 @@ _DTYPE_TEXT = re.compile(r"[<>|=][?biufcSUV]\d{1,9}|[<>][mM]8(\[\d{0,9}[A-Za-z]{
 # A zero-length array of a dtype still allocates one item of it.
 _MAX_ITEM_OF_EMPTY = 1 << 16
 
-_REQUIRES_GRAD, _PARAMETER = 1, 2
+#: Flags of a tensor; ``STRIDED``: its strides follow its shape.
+_REQUIRES_GRAD, _PARAMETER, STRIDED = 1, 2, 4
 
 
 def torch_if_loaded() -> Any:
@@ -146,8 +147,14 @@ def torch_dtype(name: str) -> Any:
     return dtype
 
 
-def split_tensor(tensor: Any) -> tuple[str, int, tuple[int, ...], memoryview]:
-    """Return a CPU tensor's dtype name, flags, shape and raw bytes; strides become contiguous."""
+def split_tensor(
+    tensor: Any,
+) -> tuple[str, int, tuple[int, ...], tuple[int, ...], memoryview]:
+    """Return a CPU tensor's dtype name, flags, shape, strides and raw bytes in memory's order.
+
+    A tensor with gaps or overlaps is made dense first, in its dimensions' order if it has one. The
+    strides are empty where they are those of a contiguous tensor.
+    """
     import torch
 
     from hpcdist._buffer import unreadable
@@ -164,30 +171,72 @@ def split_tensor(tensor: Any) -> tuple[str, int, tuple[int, ...], memoryview]:
     flags = _REQUIRES_GRAD if tensor.requires_grad else 0
     if type(tensor) is torch.nn.Parameter:
         flags |= _PARAMETER
-    data = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    data = tensor.detach().resolve_conj().resolve_neg()
+    shape, strides = tuple(data.shape), data.stride()
+    if not _is_dense(shape, strides):
+        data = torch.empty_like(data, memory_format=torch.preserve_format).copy_(data)
+        strides = data.stride()
+    if strides == _contiguous_strides(shape):
+        strides = ()
+    else:
+        flags |= STRIDED
     raw = memoryview(b"")
     if data.numel():  # empty tensors may have strides that forbid the view
-        # of one element the stride may be anything, and the view takes none but 1
-        raw = memoryview(data.as_strided((data.numel(),), (1,)).view(torch.uint8).numpy())
-    return torch_dtype_name(tensor.dtype), flags, tuple(tensor.shape), raw
+        raw = _flat(data).data
+    return torch_dtype_name(tensor.dtype), flags, shape, strides, raw
 
 
-def join_tensor(name: str, flags: int, shape: tuple[int, ...], raw: memoryview) -> Any:
+def join_tensor(
+    name: str, flags: int, shape: tuple[int, ...], strides: tuple[int, ...], raw: memoryview
+) -> Any:
     """Make a CPU tensor that owns its memory from raw bytes."""
     import torch
 
     dtype = torch_dtype(name)
-    if name.startswith(("qint", "quint")) or flags > (_REQUIRES_GRAD | _PARAMETER):
+    if name.startswith(("qint", "quint")) or flags > (_REQUIRES_GRAD | _PARAMETER | STRIDED):
         raise CodecError(f"a tensor of {name} with flags {flags}")
     _check_size("tensor", math.prod(shape), dtype.itemsize, raw.nbytes)
-    tensor = torch.empty(shape, dtype=dtype, device="cpu")
+    if not flags & STRIDED:
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
+    elif _is_dense(shape, strides):
+        tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    else:
+        raise CodecError("a tensor's strides leave gaps or overlap")
     if raw.nbytes:
-        # Through NumPy bytes: they exist for every dtype, bfloat16 and float8 included.
-        target = tensor.reshape(-1).view(torch.uint8).numpy()
-        target[:] = np.frombuffer(raw, np.uint8)
+        _flat(tensor)[:] = np.frombuffer(raw, np.uint8)
     if flags & _PARAMETER:
         return torch.nn.Parameter(tensor, requires_grad=bool(flags & _REQUIRES_GRAD))
     return tensor.requires_grad_() if flags & _REQUIRES_GRAD else tensor
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill a block of memory, in whatever order of dimensions."""
+    items = 1
+    # of an extent of one the stride may be anything, and of an empty tensor all
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if stride != items and extent != 1 and 0 not in shape:
+            return False
+        items *= extent
+    return True
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _flat(tensor: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of a dense tensor that is not empty, in memory's order."""
+    import torch
+
+    # As bytes: NumPy has them for every dtype, bfloat16 and float8 included.
+    flat: np.ndarray[Any, np.dtype[np.uint8]]
+    flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+    return flat
 
 
 def torch_device(kind: str, index: int) -> Any:
@@ -216,5 +265,5 @@ def _check_size(what: str, items: int, itemsize: int, nbytes: int) -> None:
 def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Refuse shapes that no array library takes, before one is asked."""
     if len(shape) > MAX_NDIM or any(n >= 1 << 63 for n in shape):
-        raise CodecError("an array's shape is out of range")
+        raise CodecError("an array's shape or strides are out of range")
     return shape

@@ -103,7 +103,9 @@ class _Reader:
         raise CodecError(f"the tag {tag!r} stands where an int belongs")
 
     def shape(self) -> tuple[int, ...]:
-        ndim = self.take(1)[0]
+        return self.extents(self.take(1)[0])
+
+    def extents(self, ndim: int) -> tuple[int, ...]:
         return _arrays.check_shape(tuple(self.u64() for _ in range(ndim)))
 
     # --- values ---
@@ -319,7 +321,8 @@ def _np_scalar(reader: _Reader, depth: int) -> Any:
 def _tensor(reader: _Reader, depth: int) -> Any:
     flags = reader.take(1)[0]
     name, shape = reader.text(), reader.shape()
-    return _arrays.join_tensor(name, flags, shape, reader.take(reader.u64()))
+    strides = reader.extents(len(shape)) if flags & _arrays.STRIDED else ()
+    return _arrays.join_tensor(name, flags, shape, strides, reader.take(reader.u64()))
 
 
 def _torch_dtype(reader: _Reader, depth: int) -> Any:

@@ -300,18 +300,20 @@ def _array(writer: _Writer, tag: bytes, obj: np.ndarray[Any, Any], depth: int) -
     _raw(writer, shape, raw)
 
 
-def _raw(writer: _Writer, shape: tuple[int, ...], raw: memoryview) -> None:
+def _raw(
+    writer: _Writer, shape: tuple[int, ...], raw: memoryview, strides: tuple[int, ...] = ()
+) -> None:
     writer.out += bytes((len(shape),))
-    writer.out += b"".join(map(f.U64.pack, shape))
+    writer.out += b"".join(map(f.U64.pack, shape + strides))
     writer.out += f.U64.pack(raw.nbytes)
     writer.out += raw
 
 
 def _tensor(writer: _Writer, obj: Any, depth: int) -> None:
-    name, flags, shape, raw = _arrays.split_tensor(obj)
+    name, flags, shape, strides, raw = _arrays.split_tensor(obj)
     writer.out += f.TENSOR + bytes((flags,))
     _text(writer.out, name)
-    _raw(writer, shape, raw)
+    _raw(writer, shape, raw, strides)
 
 
 def _torch_dtype(writer: _Writer, obj: Any, depth: int) -> None:

@@ -352,6 +352,34 @@ def test_one_element_with_a_stride():
     assert np.array_equal(decode(encode(array)), array)
 
 
+def test_strides_as_with_pickle():
+    """A dense tensor keeps its strides, as with torch's pickle: convolutions are slower without."""
+    image = torch.randn(2, 3, 4, 5)
+    dense = {
+        "channels_last": image.to(memory_format=torch.channels_last),
+        "channels_last_3d": torch.randn(2, 3, 1, 4, 5).to(memory_format=torch.channels_last_3d),
+        "one channel": torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last),
+        "kernel of 1 x 1": torch.randn(4, 3, 1, 1).to(memory_format=torch.channels_last),
+        "transposed": torch.arange(6).reshape(2, 3).T,
+        "permuted": image.to(torch.bfloat16).permute(2, 0, 3, 1),
+        "contiguous": image,
+        "empty": torch.empty(0, 3, 4, 5).to(memory_format=torch.channels_last),
+        "parameter": torch.nn.Parameter(image.to(memory_format=torch.channels_last)),
+        "scalar": torch.tensor(1.0),
+        "one element": torch.arange(4.0)[::2][:1],
+    }
+    for name, tensor in dense.items():
+        back, pickled = decode(encode(tensor)), pickle.loads(pickle.dumps(tensor))
+        assert back.stride() == pickled.stride() == tensor.stride(), name
+        assert torch.equal(back, tensor) and type(back) is type(tensor), name
+        assert back.untyped_storage().nbytes() == tensor.nbytes, name
+    ones = torch.ones(3, 1)
+    # with gaps or overlaps the order of the dimensions is what remains
+    for tensor in (dense["channels_last"][:, :2], dense["transposed"][:, :1], ones.expand(3, 4)):
+        back = decode(encode(tensor))
+        assert torch.equal(back, tensor) and back.stride() == tensor.clone().stride()
+
+
 def test_codec_needs_no_torch():
     """An object without torch in it travels in a process that never imports torch."""
     code = (

@@ -125,6 +125,7 @@ def equal(a, b):
         assert a.dtype.names or a.tobytes() == b.tobytes()
     elif isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype and a.shape == b.shape and a.requires_grad == b.requires_grad
+        assert b.stride() == torch.empty_like(a).stride()
         plain = [t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b)]
         assert not a.numel() or torch.equal(*(t.view(torch.uint8) for t in plain))
     elif isinstance(a, float):
@@ -238,6 +239,7 @@ def torch_objects():
             tensor = bits[: 12 * dtype.itemsize].view(dtype)
             yield from (tensor, tensor.reshape(3, 4), tensor[:0], tensor[0])
     yield from (torch.arange(12).reshape(3, 4).T, torch.ones(6)[::2], torch.ones(1).expand(4))
+    yield torch.arange(24).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
     yield from (torch.ones(2, 2, requires_grad=True), torch.nn.Parameter(torch.ones(3)))
     yield torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16), requires_grad=False)
     yield torch.from_numpy(np.empty((0, 2), np.int16))

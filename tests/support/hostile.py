@@ -81,6 +81,15 @@ BODIES = {
         b"T\x00" + u64(7) + b"float32" + b"\x03" + u64(2**62) * 2 + u64(0) + u64(0)
     ),
     "tensor of -1 elements": b"T\x00" + u64(7) + b"float32" + b"\x01" + u64(2**64 - 1) + u64(0),
+    **{
+        f"tensor of strides {strides}": (
+            b"T\x04" + u64(7) + b"float32" + b"\x02" + u64(2) + u64(extent)
+            + b"".join(map(u64, strides)) + u64(8 * extent) + bytes(8 * extent)
+        )
+        for strides, extent in (
+            ((0, 1), 2), ((1, 1), 2), ((1, 3), 2), ((4, 1), 2), ((2, 2**63), 1), ((1, 2**64 - 1), 2)
+        )
+    },
     "tensor flags": b"T\xff" + u64(7) + b"float32" + b"\x00" + u64(4) + u64(0),
     "integers that require grad": b"T\x01" + u64(5) + b"int32" + b"\x00" + u64(4) + b"abcd",
     "function for a registered type": b"R" + u64(9) + b"os.system" + b"s" + u64(2) + b"id",
