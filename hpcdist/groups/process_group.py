@@ -178,7 +178,7 @@ class ProcessGroup(C10d):
 
     @property
     def supports_window(self) -> bool:
-        """Whether :meth:`new_window` works: all ranks are on one node."""
+        """Whether :meth:`new_window` works: on one node, or with MPI's ``MPI_THREAD_MULTIPLE``."""
         return bool(dispatch.agreeing(self.carrier).supports_window)
 
     def new_window(self, tensor: Any = None) -> Window:
@@ -189,8 +189,8 @@ class ProcessGroup(C10d):
         Parameters
         ----------
         tensor : torch.Tensor, optional
-            Registered with the window; a symmetric tensor of this group, see
-            :meth:`Window.tensor_register`. None, on all ranks: register one later.
+            Registered with the window: see :meth:`Window.tensor_register`. None, on all ranks:
+            register one later.
 
         Returns
         -------

@@ -1,8 +1,9 @@
 """Windows: memory of each rank that the others write and read without its help.
 
-A window registers a symmetric tensor of each rank (:func:`hpcdist.empty`). ``put``, ``get`` and
-``accumulate`` then are copies within the node's memory. A signal is an empty message of MPI, so a
-wait for one ends as every other wait does: by the timeout, by Ctrl-C, by the death of the peer.
+A window registers a tensor of each rank. Where all are symmetric (:func:`hpcdist.empty`), ``put``,
+``get`` and ``accumulate`` are copies within the node's memory; else they are requests, which a
+thread of the other rank serves. A signal is an empty message of MPI, so a wait for one ends as
+every other wait does: by the timeout, by Ctrl-C, by the death of the peer.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from hpcdist import _engine
 from hpcdist._buffer import limited
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
-from hpcdist.errors import DistTimeoutError
-from hpcdist.groups.window_data import elements_of, fill_from
+from hpcdist.errors import DistBackendError, DistTimeoutError
 from hpcdist.groups.window_memory import WindowMemory
 from hpcdist.groups.window_options import (
     PutOptions,
     SignalOptions,
     WaitSignalOptions,
+    WindowAccessType,
     WindowAttr,
     seconds_of,
 )
+from hpcdist.groups.window_remote import RemotePart
 
 if TYPE_CHECKING:
     import torch
@@ -71,15 +73,16 @@ class Window(WindowMemory):
         ----------
         tensor : torch.Tensor
             Of the window's dtype, on the host; may be non-contiguous or empty, and may overlap the
-            memory that it is written to. It may be changed when the call returns.
+            memory that it is written to. It may be changed when the call returns, but not after a
+            timeout or an exception of a signal handler.
         dst_rank : int
             Rank in the group; also this rank.
         target_offset_nelems : int
             Where to begin, in elements.
         async_op : bool
-            Accepted; within a node the data are in place when the call returns.
+            Accepted; the data are in place when the call returns.
         opts : PutOptions, optional
-            Accepted.
+            `timeout`: how long to wait for the rank's answer, where its memory is not mapped.
 
         Returns
         -------
@@ -100,16 +103,18 @@ class Window(WindowMemory):
         RankFailedError
             If the peer has died, left the job or destroyed the default group.
         DistBackendError
-            If the peer's tensor is no longer symmetric: an operation on it has failed.
+            If the peer's tensor is no longer symmetric: an operation on it has failed. If the peer
+            has refused the request.
+        DistTimeoutError
+            If the peer has not answered in time. The data may still be written, before those of
+            this rank's later calls.
         DistNaNError
             With ``HPCDIST_NAN_CHECK``, if the tensor contains a NaN. Nothing was written.
         """
-        self._seconds(opts)
-        there, part = self._range(tensor, dst_rank, target_offset_nelems, "put")
-        source = elements_of(tensor, there)
-        self._comm.refuse_nan(source, "put")
-        there.copy_(source)
-        self._check_whole(part, dst_rank, "put")
+        seconds = self._seconds(opts)
+        part, offset = self._range(tensor, dst_rank, target_offset_nelems, "put")
+        part.put(tensor, offset, seconds)
+        part.check("put")
         return self._handle(self._comm.finished([tensor]), [tensor])
 
     def get(
@@ -143,11 +148,13 @@ class Window(WindowMemory):
         ------
         ValueError, TypeError, DistError, DistMismatchError, RankFailedError, DistBackendError
             As :meth:`put`; ValueError also if elements of the tensor share memory.
+        DistTimeoutError
+            If the peer has not answered in time. Part of the tensor may have been written.
         """
-        self._seconds(opts)
-        there, part = self._range(tensor, src_rank, target_offset_nelems, "get")
-        fill_from(tensor, there, "get")
-        self._check_whole(part, src_rank, "get")
+        seconds = self._seconds(opts)
+        part, offset = self._range(tensor, src_rank, target_offset_nelems, "get")
+        part.get(tensor, offset, seconds)
+        part.check("get")
         return self._handle(self._comm.finished([tensor]), [tensor])
 
     def accumulate(
@@ -173,7 +180,8 @@ class Window(WindowMemory):
         op : ReduceOp
             SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR, as far as the dtype has it.
         opts : PutOptions, optional
-            `timeout`: how long to wait for another rank that accumulates there.
+            `timeout`: how long to wait for another rank that accumulates there, or for the rank's
+            answer.
 
         Returns
         -------
@@ -183,18 +191,16 @@ class Window(WindowMemory):
         Raises
         ------
         DistTimeoutError
-            If another rank held the memory for that long.
+            If another rank held the memory for that long, or the peer has not answered.
         RankFailedError
             If a rank died while it held the memory, or the peer has left the job.
         ValueError, TypeError, DistError, DistMismatchError, DistBackendError, DistNaNError
             As :meth:`put`; TypeError also if the dtype does not have the operation.
         """
         seconds = self._seconds(opts)
-        there, part = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
-        source = elements_of(tensor, there)
-        self._comm.refuse_nan(source, "accumulate")
-        self._comm.accumulate(part, there, source, op, seconds)
-        self._check_whole(part, dst_rank, "accumulate")
+        part, offset = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
+        part.accumulate(tensor, offset, op, seconds)
+        part.check("accumulate")
         return self._handle(self._comm.finished([tensor]), [tensor])
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
@@ -214,10 +220,17 @@ class Window(WindowMemory):
         Raises
         ------
         ValueError, DistError, DistBackendError
-            As :meth:`put`.
+            As :meth:`put`; DistBackendError also where the memory is not mapped:
+            :meth:`get_attr` tells.
         """
+        part = self._part(rank, "map_remote_tensor")
+        if isinstance(part, RemotePart):
+            raise DistBackendError(
+                f"the window memory of rank {rank} cannot be mapped: it is on another node, or was "
+                "registered in ordinary memory; use get and put (get_attr tells)"
+            )
         # Not a view for autograd: an operation in place may make it require gradients.
-        return self._part(rank, "map_remote_tensor")[0].detach()
+        return part.tensor.detach()
 
     # ---- signals ----
 
@@ -344,15 +357,18 @@ class Window(WindowMemory):
         Returns
         -------
         WindowAttr
-            UNIFIED.
+            UNIFIED if this rank has mapped it, SEPARATE if it asks for it by messages.
 
         Raises
         ------
         ValueError
             If the rank is not in the group.
+        DistError
+            If no tensor is registered.
         """
-        self._group.members.check(peer_rank, "peer_rank")
-        return WindowAttr()
+        part = self._all()[self._group.members.check(peer_rank, "peer_rank")]
+        remote = isinstance(part, RemotePart)
+        return WindowAttr(WindowAccessType.SEPARATE if remote else WindowAccessType.UNIFIED)
 
 
 def _nothing() -> Any:

@@ -39,6 +39,26 @@ def elements_of(tensor: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
     return flat.clone() if _overlap(flat, there) else flat.contiguous()
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor's elements, flat: its own memory where they lie in order there.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of any shape and strides, also lazily conjugated or negated.
+    """
+    import torch
+
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+    # One element may have any stride, which no view as bytes has.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's elements lie in its memory, in order and as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def fill_from(tensor: torch.Tensor, there: torch.Tensor, what: str) -> None:
     """Copy flat elements into a tensor that may overlap them.
 

@@ -7,13 +7,15 @@ import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from hpcdist._engine import Work, check_usable, tags
+from hpcdist._engine import Exposed, Work, check_usable, tags
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 from hpcdist.groups.members import Members
 from hpcdist.groups.numbers import whole
-from hpcdist.groups.window_data import refuse_without_memory
+from hpcdist.groups.window_data import bytes_of, refuse_without_memory
+from hpcdist.groups.window_mapped import MappedPart
+from hpcdist.groups.window_remote import RemotePart
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
 #: Of each communicator: the number of the next window, which gives the tag of its signals. A rank
 #: that an exception kept from a registration has counted less than others; they agree at the next.
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+#: Of each communicator: the memory of this rank that others reach by messages, also once its window
+#: is dropped: they may still use theirs.
+_exposed: weakref.WeakKeyDictionary[Any, set[Exposed]] = weakref.WeakKeyDictionary()
+
+#: Of each rank, in the table of a registration: its block and the place in it, or 0 and 0 if its
+#: tensor is not symmetric; its elements; their type; the next number; whether it serves requests.
+_COLUMNS = 6
 
 
 class WindowMemory:
@@ -37,14 +47,13 @@ class WindowMemory:
         if not self._comm.supports_window:
             raise DistBackendError(
                 f"the process group {group.members.name!r} has no windows (supports_window is "
-                "False): they need all its ranks on one node, and the entry check through its "
-                "memory"
+                "False): they need all its ranks on one node, or MPI's MPI_THREAD_MULTIPLE"
             )
         self._tag = -1
-        #: Of each rank: its memory, and what tells whether that is still symmetric. Replaced as a
-        #: whole, because other threads read it.
-        self._parts: list[tuple[torch.Tensor, Any]] | None = None
+        #: Of each rank: its memory. Replaced as a whole, because other threads read it.
+        self._parts: list[MappedPart | RemotePart] | None = None
         self._tensor: Any = None
+        self._exposed: Exposed | None = None
         #: Of each peer: signals that arrived while the wait for them raised something else.
         self._kept: defaultdict[int, list[Work]] = defaultdict(list)
 
@@ -58,8 +67,10 @@ class WindowMemory:
         Parameters
         ----------
         tensor : torch.Tensor
-            Symmetric in this group: from :func:`hpcdist.empty`, or a contiguous view of such a
-            tensor. The same dtype on all ranks; the number of elements may differ, and be 0.
+            Contiguous. The same dtype on all ranks; the number of elements may differ, and be 0.
+            Where all ranks' tensors are symmetric in this group (:func:`hpcdist.empty`, or a view
+            of such a tensor), the others read and write them as they are. Else each rank has a
+            thread that does so, asked by messages; that needs MPI's ``MPI_THREAD_MULTIPLE``.
         owning : bool
             Whether the window keeps the tensor alive. If not, the caller does so on all ranks until
             :meth:`tensor_deregister`.
@@ -68,7 +79,7 @@ class WindowMemory:
         ------
         ValueError
             If a tensor is registered already, or is not contiguous; on all ranks, if some rank's
-            tensor is not symmetric.
+            tensor is not symmetric, and some rank has not ``MPI_THREAD_MULTIPLE``.
         TypeError
             If it is not a tensor on the host.
         DistMismatchError
@@ -94,26 +105,42 @@ class WindowMemory:
             kind = zlib.crc32(str(tensor.dtype).encode())
             # a signal that nobody took is not for what is registered next
             mine = torch.tensor(
-                [block, at, flat.numel(), kind, _numbers.get(comm, 0)], device="cpu"
+                [block, at, flat.numel(), kind, _numbers.get(comm, 0), comm.serves_windows],
+                device="cpu",
             )
-        rows = torch.empty(comm.size * 5, dtype=torch.int64, device="cpu")
+        rows = torch.empty(comm.size * _COLUMNS, dtype=torch.int64, device="cpu")
         comm.all_gather_into_tensor(rows, mine, api="tensor_register")
-        table = rows.view(-1, 5).tolist()
+        table = rows.view(-1, _COLUMNS).tolist()
         number = max(row[4] for row in table)
         _numbers[comm] = max(_numbers.get(comm, 0), number + 1)
         self._refuse_bad(table, tensor.dtype)
-        parts: list[tuple[torch.Tensor, Any]] = []
+        by_messages = comm.size > 1 and bool(_plain(table))
+        if by_messages:
+            self._expose(number, flat)
+        parts: list[MappedPart | RemotePart] = []
         with torch.inference_mode(False):  # what is made in it cannot be written outside of it
-            for rank, (block, at, n, _, _) in enumerate(table):
-                if n == 0 or comm.size == 1:
-                    parts.append((flat if n else flat[:0], None))
-                    continue
-                part = comm.part(rank, block, at, n * tensor.itemsize)
-                parts.append((torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype), part))
+            for rank, (block, at, n, *_) in enumerate(table):
+                if n == 0:
+                    parts.append(MappedPart(comm, flat[:0], None, rank))
+                elif comm.size == 1 or (by_messages and rank == comm.rank):
+                    own = torch.from_numpy(bytes_of(flat).numpy()).view(tensor.dtype)
+                    parts.append(MappedPart(comm, own, None, rank))
+                elif by_messages:
+                    parts.append(RemotePart(comm, number, rank, n, tensor.dtype))
+                else:
+                    part = comm.part(rank, block, at, n * tensor.itemsize)
+                    there = torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype)
+                    parts.append(MappedPart(comm, there, part, rank))
         self._kept.clear()
-        self._tag = number % tags(comm)  # at least 1,024; millions with most MPIs
+        self._tag = number % tags(comm)  # at least 1,023; millions with most MPIs
         # Not the tensor, which may get other memory later: p.data = ..., module.to(dtype).
         self._tensor, self._parts = flat if owning else None, parts
+
+    def _expose(self, number: int, flat: torch.Tensor) -> None:
+        """Let the other ranks ask for this rank's memory, also once the window is dropped."""
+        self._exposed = self._comm.expose(number, bytes_of(flat)) if flat.numel() else None
+        if self._exposed is not None:
+            _exposed.setdefault(self._comm, set()).add(self._exposed)
 
     def _refuse_bad(self, table: list[list[int]], dtype: Any) -> None:
         """Raise what all ranks find in the table that all have."""
@@ -124,12 +151,13 @@ class WindowMemory:
                 f"tensor_register: the ranks' tensors have {len(kinds)} different dtypes; {dtype} "
                 f"on ranks {same}"
             )
-        plain = [rank for rank, row in enumerate(table) if row[2] and not row[0]]
-        if plain and self._comm.size > 1:
+        plain, serve = _plain(table), all(row[5] for row in table)
+        if plain and self._comm.size > 1 and not serve:
             raise ValueError(
                 f"tensor_register: the tensors of ranks {plain} are not symmetric in the group "
                 f"{self._group.members.name!r}: create them by hpcdist.empty(..., group=group) "
-                "(hpcdist.is_symmetric tells whether there was room)"
+                "(hpcdist.is_symmetric tells whether there was room). Other tensors need MPI's "
+                "MPI_THREAD_MULTIPLE"
             )
 
     def tensor_deregister(self) -> None:
@@ -147,7 +175,10 @@ class WindowMemory:
         with refusing(comm, "tensor_deregister"):
             self._all()
         comm.barrier(api="tensor_deregister")
-        self._parts, self._tensor = None, None
+        if self._exposed is not None:
+            self._exposed.withdraw()
+            _exposed[comm].discard(self._exposed)
+        self._parts, self._tensor, self._exposed = None, None, None
 
     # ---- checks ----
 
@@ -159,34 +190,25 @@ class WindowMemory:
         check_usable(self._comm)
         return self._comm
 
-    def _all(self) -> list[tuple[torch.Tensor, Any]]:
+    def _all(self) -> list[MappedPart | RemotePart]:
         if self._parts is None:
             raise DistError("no tensor is registered with this window: call tensor_register")
         return self._parts
 
-    def _part(self, rank: int, what: str) -> tuple[torch.Tensor, Any]:
-        """A rank's memory, and its :class:`hpcdist._engine.Part`, if it has one."""
+    def _part(self, rank: int, what: str) -> MappedPart | RemotePart:
+        """A rank's memory."""
         self._live()
-        parts = self._all()
-        rank = self._group.members.check(rank, "rank")
-        part, keeper = parts[rank]
-        self._check_whole(keeper, rank, what)
-        return part, keeper
+        part = self._all()[self._group.members.check(rank, "rank")]
+        part.check(what)
+        return part
 
-    @staticmethod
-    def _check_whole(keeper: Any, rank: int, what: str) -> None:
-        """Raise if a rank's tensor does not lie in its part any more; also after what was moved."""
-        if keeper is not None and not keeper.whole:
-            raise DistBackendError(
-                f"{what}: the tensor of rank {rank} is no longer symmetric, because an operation "
-                "on it failed while data moved; register another"
-            )
-
-    def _range(self, tensor: Any, rank: int, offset: int, what: str) -> tuple[torch.Tensor, Any]:
-        """The elements of a rank's memory that a tensor is for, and its Part."""
+    def _range(
+        self, tensor: Any, rank: int, offset: int, what: str
+    ) -> tuple[MappedPart | RemotePart, int]:
+        """The memory of a rank that a tensor is for, and the first of its elements."""
         import torch
 
-        part, keeper = self._part(rank, what)
+        part = self._part(rank, what)
         self._comm.refuse_withdrawn(int(rank), what)
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}")
@@ -196,9 +218,14 @@ class WindowMemory:
             raise TypeError(f"{what}: a tensor of {tensor.dtype} for a window of {part.dtype}")
         refuse_without_memory(tensor, what)
         offset, n = whole(offset, "target_offset_nelems"), tensor.numel()
-        if offset < 0 or offset + n > part.numel():
+        if offset < 0 or offset + n > part.numel:
             raise ValueError(
                 f"{what}: {n} elements at {offset} do not fit into the window of rank {rank}, "
-                f"which has {part.numel()}"
+                f"which has {part.numel}"
             )
-        return part[offset : offset + n], keeper
+        return part, offset
+
+
+def _plain(table: list[list[int]]) -> list[int]:
+    """The ranks whose tensors are not symmetric."""
+    return [rank for rank, row in enumerate(table) if row[2] and not row[0]]

@@ -14,7 +14,8 @@ class PutOptions:
     Parameters
     ----------
     timeout : datetime.timedelta, optional
-        For a wait for the peer's memory, which only ``accumulate`` has. None means the group's.
+        For the peer's answer, or, where its memory is mapped, for the memory, which only
+        ``accumulate`` waits for. None means the group's.
     hints : dict
         Not used.
 
@@ -50,7 +51,9 @@ class WaitSignalOptions(PutOptions):
 
 
 class WindowAccessType(Enum):
-    """Whether a rank sees what others write at once (UNIFIED), or after a call (SEPARATE).
+    """Whether a rank's memory is mapped by the others (UNIFIED), or reached by messages (SEPARATE).
+
+    In both a rank sees what others have put into its memory, without a call.
 
     Parameters
     ----------
@@ -73,7 +76,7 @@ class WindowAttr:
     Parameters
     ----------
     access_type : WindowAccessType
-        UNIFIED for memory of this node.
+        UNIFIED where :meth:`Window.map_remote_tensor` works.
 
     Notes
     -----

@@ -188,7 +188,7 @@ class BridgeBase(ProcessGroup):
 
     @property
     def supports_window(self) -> bool:
-        """Whether :meth:`new_window` works: all ranks are on one node."""
+        """Whether :meth:`new_window` works: on one node, or with MPI's ``MPI_THREAD_MULTIPLE``."""
         return not self._gone and bool(self.ours.supports_window)
 
     def new_window(self, tensor: torch.Tensor | None = None) -> BridgeWindow:
@@ -197,7 +197,7 @@ class BridgeBase(ProcessGroup):
         Parameters
         ----------
         tensor : torch.Tensor, optional
-            Registered with the window; from ``hpcdist.empty(..., group=hpcdist.torch.group())``.
+            Registered with the window; best made by ``hpcdist.empty`` in that group.
         """
         window = BridgeWindow(self.ours)
         if tensor is not None:

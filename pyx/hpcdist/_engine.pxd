@@ -1,7 +1,7 @@
 """The engine's C interface as Cython sees it; see the header of each block, in engine/, for what each
 function does."""
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 
 from hpcdist._buffer cimport hd_buf
 from hpcdist.libmpi cimport MPI_Comm
@@ -88,6 +88,7 @@ cdef extern from "hd_job.h" nogil:
     enum:
         HD_SITE, HD_DEVICE_LEAST
         HD_QUEUED, HD_RUNNING, HD_DONE
+        HD_WINDOW_REQUEST, HD_WINDOW_BRINGS, HD_WINDOW_FETCHES, HD_WINDOW_ANSWER
         HD_OBJECTS, HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE
 
     ctypedef struct hd_seg:
@@ -329,6 +330,29 @@ cdef extern from "hd_poller.h" nogil:
     void hd_p2p_recall(hd_comm*)
     int hd_p2p_close(hd_comm*)
     int hd_p2p_shutdown()
+
+cdef extern from "hd_window.h" nogil:
+    enum:
+        HD_PUT, HD_GET, HD_ACCUMULATE
+        HD_SERVED, HD_NOT_THERE, HD_OUT_OF_RANGE, HD_NO_ROOM, HD_DATA_LOST
+        HD_WINDOW_SHORT
+
+    ctypedef struct hd_exposed:
+        pass
+
+    ctypedef struct hd_request:
+        uint64_t window, number
+        int64_t at, bytes
+        int32_t call, dtype, redop, tag
+
+    ctypedef struct hd_answer:
+        uint64_t number
+        int32_t outcome
+
+    hd_exposed* hd_window_expose(hd_comm*, uint64_t, char*, int64_t)
+    int hd_window_withdraw(hd_exposed*)
+    void hd_window_free(hd_exposed*)
+    int hd_windows_shutdown()
 
 cdef extern from "hd_last_words.h" nogil:
     void hd_abort_tell(int)

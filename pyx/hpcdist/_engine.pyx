@@ -23,7 +23,7 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred, PyErr_SetObject
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF
 from libc.stdint cimport intptr_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, strcpy, strncpy
+from libc.string cimport memcpy, memset, strcpy, strncpy
 
 from hpcdist cimport libmpi
 from hpcdist._buffer cimport call_limit, fill
@@ -82,6 +82,7 @@ include "engine/work.pxi"
 include "engine/submit.pxi"
 include "engine/messages.pxi"
 include "engine/block.pxi"
+include "engine/window.pxi"
 include "engine/comm.pxi"
 include "engine/comm_life.pxi"
 include "engine/survive.pxi"

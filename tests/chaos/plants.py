@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import hpcdist as dist
-from hpcdist.groups import window
+from hpcdist.groups import window, window_mapped
 
 
 def _put() -> None:
@@ -15,7 +15,7 @@ def _put() -> None:
     put = window.Window.put
 
     def off(self: Any, tensor: Any, rank: int, at: int = 0, *more: Any, **named: Any) -> Any:
-        fits = at + 1 + tensor.numel() <= self._part(rank, "put").numel()
+        fits = at + 1 + tensor.numel() <= self._part(rank, "put").numel
         return put(self, tensor, rank, at + fits, *more, **named)
 
     window.Window.put = off  # type: ignore[assignment]
@@ -27,7 +27,7 @@ def _overlap() -> None:
     def in_place(tensor: Any, there: Any) -> Any:
         return torch.from_numpy(tensor.detach().numpy().reshape(-1))  # torch would refuse
 
-    window.elements_of = in_place  # type: ignore[assignment]
+    window_mapped.elements_of = in_place  # type: ignore[assignment]
 
 
 def _accumulate() -> None:

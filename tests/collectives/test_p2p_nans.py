@@ -89,10 +89,7 @@ def test_batches_and_messages_to_oneself():
     check.done()
 
 
-@pytest.mark.one_node
 def test_windows_write_nothing():
-    if not dist.group.WORLD.supports_window:  # HPCDIST_CHECK_TRANSPORT=mpi
-        return
     check, (*_, after) = Check(), ring()
     memory = dist.full((4,), 1.0, symmetric=True)
     window = dist.group.WORLD.new_window()

@@ -149,7 +149,6 @@ WINDOW: dict[str, Callable[[dist.Window, int], object]] = {
 }
 
 
-@pytest.mark.one_node  # windows are
 @pytest.mark.parametrize("name", list(WINDOW))
 def test_memory_of_a_rank_that_has_destroyed_the_group_is_not_used(name: str) -> None:
     """That of the others is, until they destroy it too."""

@@ -98,6 +98,15 @@ cdef Part part_of(Comm comm, int rank, uint64_t block, int64_t at, int64_t nbyte
     return part
 
 
+cdef int combines(hd_job* j, hd_buf* from_, object op) except -1:
+    """What is combined with a window's memory, and how."""
+    subject(j, from_, False)
+    reduces(j, as_reduce_op(op))
+    if j.redop in (HD_AVG, HD_PREMUL_SUM) or hd_reduce_kernel(j.redop, j.dtype) == NULL:
+        raise TypeError(f"accumulate has no {op!r} of {hd_dtype_name(j.dtype).decode()}")
+    return 0
+
+
 cdef int accumulate_into(Comm comm, Part part, object target, object source, object op, object seconds) except -1:
     """See Comm.accumulate."""
     cdef hd_job j
@@ -107,10 +116,7 @@ cdef int accumulate_into(Comm comm, Part part, object target, object source, obj
     check_alive(comm)
     begin(&j, comm, HD_BARRIER, ACCUMULATE)
     keep = fill(target, &to, True, "target"), fill(source, &from_, False, "tensor")
-    subject(&j, &from_, False)
-    reduces(&j, as_reduce_op(op))
-    if j.redop in (HD_AVG, HD_PREMUL_SUM) or hd_reduce_kernel(j.redop, j.dtype) == NULL:
-        raise TypeError(f"accumulate has no {op!r} of {hd_dtype_name(j.dtype).decode()}")
+    combines(&j, &from_, op)
     if seconds is not None:
         j.timeout = seconds_of(seconds)
     if from_.n == 0:

@@ -248,8 +248,13 @@ cdef class Comm:
 
     @property
     def supports_window(self):
-        """bool: whether all ranks can map each other's memory."""
-        return self.c.page != NULL or self.c.size == 1
+        """bool: whether the ranks can use each other's memory: as it is, or by messages."""
+        return self.c.page != NULL or self.c.size == 1 or self.serves_windows
+
+    @property
+    def serves_windows(self):
+        """bool: whether they can by messages: with MPI_THREAD_MULTIPLE; the same on all ranks that MPI gave the same."""
+        return not hd_session_serialized(self.c.session)
 
     @property
     def node_ranks(self):
@@ -403,6 +408,10 @@ cdef class Comm:
         """Combines source into target, which lies in the part, if it is not None, one rank at a time."""
         accumulate_into(self, part, target, source, op, seconds)
 
+    def expose(self, int64_t window, tensor):
+        """Lets the other ranks use a tensor by messages, as a window's: an :class:`Exposed`."""
+        return exposed(self, window, tensor)
+
     def refuse_withdrawn(self, int rank, str api):
         """Raises if a rank, whose window memory is about to be used, has destroyed the group or left the job."""
         refuse_withdrawn_rank(self, rank, api)
@@ -417,18 +426,18 @@ cdef class Comm:
 
     # ---- point to point ----
 
-    def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0):
+    def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0, api=None):
         """Starts a send; on_device: from an address in device memory. See :func:`hpcdist.isend`.
 
-        A tag_kind of OBJECTS, SIGNAL, ANNOUNCEMENT or PIECE matches receives of that kind, and no user's.
+        A tag_kind of OBJECTS, SIGNAL, ANNOUNCEMENT, PIECE or a window's matches receives of that kind, and no user's.
         """
-        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, SIGNALS if tag_kind == HD_SIGNAL else ISEND, on_device,
-                    tag_kind)
+        name = SIGNALS if tag_kind == HD_SIGNAL else api_named(api, ISEND)
+        return post(self, tensor, dst, tag_of(self, tag), HD_SEND, name, on_device, tag_kind)
 
-    def irecv(self, tensor, int src=-1, tag=0, *, bint on_device=False, int tag_kind=0):
+    def irecv(self, tensor, int src=-1, tag=0, *, bint on_device=False, int tag_kind=0, api=None):
         """Starts a receive; src -1 is any rank; on_device as for isend. See :func:`hpcdist.irecv`."""
-        return post(self, tensor, src, tag_of(self, tag), HD_RECV, WAIT_SIGNAL if tag_kind == HD_SIGNAL else IRECV,
-                    on_device, tag_kind)
+        name = WAIT_SIGNAL if tag_kind == HD_SIGNAL else api_named(api, IRECV)
+        return post(self, tensor, src, tag_of(self, tag), HD_RECV, name, on_device, tag_kind)
 
     def send(self, tensor, int dst, tag=0):
         """Sends, and returns when the tensor may be changed. See :func:`hpcdist.send`."""

@@ -13,10 +13,9 @@
 
 #include "hd_base.h"
 #include "hd_block.h"
+#include "hd_combine.h"
 #include "hd_comm.h"
-#include "hd_float_mode.h"
 #include "hd_job.h"
-#include "hd_kernels.h"
 #include "hd_report.h"
 #include "hd_shared.h"
 #include "hd_status.h"
@@ -331,21 +330,13 @@ int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char
                         int64_t n)
 {
     const int code = b ? hold(c, j, b, rank) : HD_OK;
-    hd_float_mode mode;
     if (code == HD_ERR_TIMEOUT)
         hd_stopped_explain(c, j);
     if (code)
         return j->code;
-    mode = hd_float_mode_plain(); /* as in all sums: see hd_exec() */
     /* No Python code runs while the memory is held: a signal handler may accumulate as well. */
-    if (!b)
-        pthread_mutex_lock(&c->mu); /* this process has the memory for itself */
-    hd_reduce_kernel(j->redop, j->dtype)(from, to, to, n);
+    hd_combine(j->redop, j->dtype, from, to, n);
     if (b)
         __atomic_store_n(&b->owners[rank].held, 0, __ATOMIC_RELEASE);
-    else
-        pthread_mutex_unlock(&c->mu);
-    if (mode)
-        hd_float_mode_restore(mode);
     return HD_OK;
 }

@@ -33,6 +33,7 @@
 #include "hd_stopped.h"
 #include "hd_threads.h"
 #include "hd_unsent.h"
+#include "hd_window.h"
 
 /* Above the tag of data exchanges, in the engine's own residue. */
 #define OWN_TAG(t) ((t) * 32 + 31)
@@ -474,11 +475,10 @@ int hd_comm_free(hd_comm *c, int drained, enum hd_parting how)
     hd_session_forget(s, c);
     hd_node_close(c);
     hd_levels_close(c);
+    hd_windows_close(c);
     hd_blocks_close(c);
     free(c->staging);
     c->staging = NULL;
-    free(c->failure.text);
-    c->failure.text = NULL;
     if (how == HD_LATER) {
         if (c->post && c->post->caucus)
             hd_caucus_close(c->post->caucus);

@@ -11,7 +11,8 @@
 #define TAG(user, kind) ((user) * 32 + (kind))
 #define TAG_LONG 30 /* the rest of a long message, by its number */
 
-_Static_assert((int)HD_NDTYPES <= (int)HD_OBJECTS, "the dtype code has five bits of the tag");
+_Static_assert((int)HD_NDTYPES <= (int)HD_WINDOW_REQUEST,
+               "the dtype code has five bits of the tag");
 
 static inline int hd_tag(const hd_job *j)
 {

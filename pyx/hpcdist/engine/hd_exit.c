@@ -20,6 +20,7 @@
 #include "hd_poller.h"
 #include "hd_prte.h"
 #include "hd_recorder_file.h"
+#include "hd_window.h"
 
 static int armed, armed_owner;
 static pid_t armed_pid;
@@ -35,7 +36,7 @@ int hd_in_child(void) { return armed_pid && armed_pid != getpid(); }
 static int threads_out_of_mpi(void)
 {
     const int64_t until = hd_now() + 3000000000LL;
-    if (!hd_p2p_shutdown())
+    if (!hd_windows_shutdown() || !hd_p2p_shutdown())
         return 0;
     while (__atomic_load_n(&hd_lane_jobs, __ATOMIC_SEQ_CST) ||
            __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST)) {
@@ -61,6 +62,7 @@ static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
         hd_abort(1, "[hpcdist] MPI is finalized while a thread is inside an operation: aborting "
                     "the job");
     if (!hd_in_child()) {
+        hd_windows_close(NULL);
         hd_p2p_drain(NULL, 0.5); /* as at a program's end: those whose peer is there end well */
         hd_p2p_close(NULL);      /* no later call may test the others */
     }

@@ -18,7 +18,16 @@
 #define HD_DEVICE_LEAST 4096 /* bytes: shorter messages of device memory go through the host */
 
 /* Messages of a layer above that no user's tensor can match, whatever its type and tag. */
-enum hd_tag_kind { HD_OBJECTS = 26, HD_SIGNAL = 27, HD_ANNOUNCEMENT = 28, HD_PIECE = 29 };
+enum hd_tag_kind {
+    HD_WINDOW_REQUEST = 22, /* hd_window.h, also the next three */
+    HD_WINDOW_BRINGS = 23,
+    HD_WINDOW_FETCHES = 24,
+    HD_WINDOW_ANSWER = 25,
+    HD_OBJECTS = 26,
+    HD_SIGNAL = 27,
+    HD_ANNOUNCEMENT = 28,
+    HD_PIECE = 29
+};
 
 enum hd_state { HD_QUEUED = 0, HD_RUNNING, HD_DONE };
 enum hd_watch { HD_UNWATCHED = 0, HD_WATCHED, HD_WATCH_OVER };

@@ -249,14 +249,20 @@ int hd_lane_drain(hd_comm *c, double seconds)
     return 1;
 }
 
-void hd_lane_close(hd_comm *c)
+static void stop(hd_comm *c)
 {
-    if (!c->lane.started)
-        return;
     pthread_mutex_lock(&c->mu);
     c->lane.stop = 1;
     pthread_cond_signal(&c->lane.work_cv);
     pthread_mutex_unlock(&c->mu);
     pthread_join(c->lane.thread, NULL);
     c->lane.started = 0;
+}
+
+void hd_lane_close(hd_comm *c)
+{
+    if (c->lane.started)
+        stop(c);
+    free(c->failure.text);
+    c->failure.text = NULL;
 }

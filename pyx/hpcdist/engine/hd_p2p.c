@@ -33,6 +33,7 @@ enum { ASKED = 1, TAKEN = 2 }; /* of hd_message.recalled */
 #define OTHERS 16 /* looks at a message between looks at others */
 
 void (*hd_p2p_others)(void);
+void (*hd_p2p_serves)(void);
 
 static void finish(hd_job *j)
 {
@@ -268,17 +269,22 @@ static void time_out(hd_job *j)
     if (hd_now() < hd_stopped_end(c->session))
         return; /* its death ends the message, too */
     hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "timeout after %.3g s in %s(%s, %lld elements) ", elapsed(j), j->api,
-           hd_dtype_name(j->dtype), (long long)j->count);
+    hd_say(&t, "timeout after %.3g s in %s(", elapsed(j), j->api);
+    if (j->message.tag_kind != HD_WINDOW_ANSWER)
+        hd_say(&t, "%s, %lld elements", hd_dtype_name(j->dtype), (long long)j->count);
+    hd_say(&t, ") ");
     if (j->message.peer < 0)
         hd_say(&t, "from any rank");
     else
-        hd_say(&t, "%s rank %d", j->kind == HD_SEND ? "to" : "from", j->message.peer);
+        hd_say(&t, "%s rank %d", hd_peer_is(j), j->message.peer);
     hd_say(&t, ", tag %d, group '%s' (this is rank %d of %d", j->message.tag, c->name, c->rank,
            c->size);
     if (j->site[0])
         hd_say(&t, ", called at %s", j->site);
-    hd_say(&t, "): no matching %s was posted.", j->kind == HD_SEND ? "receive" : "send");
+    if (j->message.tag_kind == HD_WINDOW_ANSWER)
+        hd_say(&t, "): it has not answered.");
+    else
+        hd_say(&t, "): no matching %s was posted.", j->kind == HD_SEND ? "receive" : "send");
     for (int r = 0; r < c->size && t.used < 1200; r++)
         if (r != c->rank && (j->message.peer < 0 || j->message.peer == r)) {
             hd_say(&t, "\n  rank %d ", r);
@@ -333,9 +339,9 @@ static void fail_closed(hd_job *j)
     hd_fail(j, HD_ERR_CLOSED,
             "%s '%s' %s before %s %s rank %d, tag %d, had ended (this is rank %d of %d%s%s)",
             open ? "the program finalized MPI, and group" : "group", j->comm->name,
-            open ? "ended" : "was destroyed", j->api, j->kind == HD_SEND ? "to" : "from",
-            j->message.peer, j->message.tag, j->comm->rank, j->comm->size,
-            j->site[0] ? ", called at " : "", j->site);
+            open ? "ended" : "was destroyed", j->api, hd_peer_is(j), j->message.peer,
+            j->message.tag, j->comm->rank, j->comm->size, j->site[0] ? ", called at " : "",
+            j->site);
 }
 
 /* With j->message.mu held: the group is being destroyed. */
@@ -354,6 +360,14 @@ static void recall(hd_job *j)
         return;
     fail_closed(j);
     cancel(j);
+}
+
+/* Each time: who asks waits, and this rank may wait for what it answers. */
+static void serve(void)
+{
+    void (*const serves)(void) = __atomic_load_n(&hd_p2p_serves, __ATOMIC_ACQUIRE);
+    if (serves)
+        serves();
 }
 
 static void look_at_others(void)
@@ -377,6 +391,7 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
         int ev;
         if (hd_p2p_test(j))
             break;
+        serve();
         if (++looks % OTHERS == 0)
             look_at_others();
         ev = hd_waiter_step(&w);

@@ -8,7 +8,10 @@ int hd_p2p_start(hd_comm *c, hd_job *j); /* posts; may finish at once */
 int hd_p2p_test(hd_job *j);              /* 1 done */
 /* Set by the poller: tests the receives that no thread waits for and that go in two. Two ranks that
  * both wait for a long send first would otherwise wait for each other's poller. */
-extern void (*hd_p2p_others)(void);   /* atomic */
+extern void (*hd_p2p_others)(void); /* atomic */
+/* Set by hd_window.c: serves what other ranks ask of this one's windows. Two ranks that ask each
+ * other do not wait for their servers then. */
+extern void (*hd_p2p_serves)(void);   /* atomic */
 int hd_p2p_is_brief(const hd_job *j); /* a call of MPI takes less than to leave the GIL */
 /* With the GIL: tests a brief message, a few times if this thread may spin. */
 int hd_p2p_soon(hd_job *j);

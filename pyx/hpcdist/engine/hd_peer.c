@@ -23,6 +23,11 @@ static void say_others(hd_text *t, const hd_comm *c)
         hd_say(t, " and %d more", c->size - 1 - NAMED);
 }
 
+const char *hd_peer_is(const hd_job *j)
+{
+    return j->kind == HD_SEND || j->message.tag_kind == HD_WINDOW_ANSWER ? "to" : "from";
+}
+
 int hd_peer_gone(hd_job *j)
 {
     hd_comm *c = j->comm;
@@ -38,8 +43,8 @@ int hd_peer_gone(hd_job *j)
         hd_say_gone(&t, c, peer, how);
         hd_fail(j, HD_ERR_FAILED,
                 "rank %d of group '%s' %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)",
-                peer, c->name, way, j->api, j->kind == HD_SEND ? "to" : "from", c->rank,
-                j->message.tag, j->site[0] ? ", called at " : "", j->site);
+                peer, c->name, way, j->api, hd_peer_is(j), c->rank, j->message.tag,
+                j->site[0] ? ", called at " : "", j->site);
         return 1;
     }
     for (int r = 0; r < c->size; r++)
@@ -103,9 +108,8 @@ int hd_peer_closed(hd_job *j)
     hd_fail(j, c->as_world ? HD_ERR_FAILED : HD_ERR_MISMATCH,
             "%s of group '%s' ha%s %s: %s %s it cannot complete (this is rank %d, tag %d%s%s)", who,
             c->name, peer < 0 && c->size > 2 ? "ve" : "s",
-            c->as_world ? "left the job" : hd_page_way(way), j->api,
-            j->kind == HD_SEND ? "to" : "from", c->rank, j->message.tag,
-            j->site[0] ? ", called at " : "", j->site);
+            c->as_world ? "left the job" : hd_page_way(way), j->api, hd_peer_is(j), c->rank,
+            j->message.tag, j->site[0] ? ", called at " : "", j->site);
     return 1;
 }
 

@@ -10,6 +10,9 @@
 int hd_peer_gone(hd_job *j);   /* it has died, or left the job */
 int hd_peer_closed(hd_job *j); /* it has left the group, some time ago; with j->message.mu held */
 
+/* "to" or "from", for errors about the peer. */
+const char *hd_peer_is(const hd_job *j);
+
 /* Whether a rank whose window memory is about to be used has gone, or has left the group. */
 int hd_peer_has_withdrawn(const hd_comm *c, int rank);
 void hd_peer_withdrawn(hd_job *j, int rank); /* fails the job that would use it */

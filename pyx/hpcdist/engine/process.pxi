@@ -251,6 +251,7 @@ def _leave():
                 p2p = 0
                 hd_session_poisoned(comm.c.session)
     with nogil:
+        hd_windows_shutdown()
         hd_p2p_shutdown()
     if failed is None and p2p:
         for c in reversed(comms):

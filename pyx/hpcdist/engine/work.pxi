@@ -384,6 +384,20 @@ cdef class Work:
         if taken < 0 or not taken and self.j.code == HD_OK:
             kept.append(self)
 
+    def let_go(self):
+        """Cancels a receive, and gives up a send: MPI may read its tensor for ever, and nobody waits for it.
+
+        For code that a signal handler's exception has interrupted: no other handler runs meanwhile.
+        """
+        if self.j == NULL or self.j.kind < HD_SEND or hd_forked or hd_job_state(self.j) == HD_DONE:
+            return
+        if self.j.kind == HD_RECV:
+            self.take_back([])
+        elif hd_comm_enter(self.j.comm, False):
+            with nogil:
+                hd_p2p_give_up(self.j)
+                hd_comm_exit(self.j.comm)
+
     def synchronize(self):
         """Waits, like :meth:`wait` without a timeout (on the host, that makes results visible)."""
         self.wait()
