@@ -44,6 +44,11 @@ P2P = (
     *BASE,
     *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("p2p", "peer", "poller", "unsent")),
 )
+WINDOW = (
+    "tests/stress/window.c",
+    *BASE,
+    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("window", "combine")),
+)
 #: Of the tensors, which are short here, the longer ones are written past the caches.
 STREAMED = ("-DHD_STREAM_LEAST=16384",)
 #: Notes go from rank to rank already where there are few.
