@@ -48,7 +48,7 @@ MOST = 6
 #: Mistakes of one rank that every rank must hear of.
 ODD_TENSOR = ["dtype", "shape", "gaps", "none", "text", "endian", "locked", "mode", "call"]
 
-ODD_WINDOW = ["plain", "kind", "range", "dtype", "peer"]
+ODD_WINDOW = ["gaps", "kind", "range", "dtype", "peer"]
 ODD_HOOK = [
     "raises in backward", "raises in the hook", "raises in a callback", "returns nothing"
 ]  # fmt: skip
@@ -304,7 +304,7 @@ def _mistake(rng: random.Random, ranks: int, op: str, tensors: str) -> tuple[int
 def must_fail(how: str, op: str, dtype: str, hook: str = "") -> bool:
     """Whether a call is wrong at all: some mistakes are none for some operations."""
     if op in WINDOWS:  # of the others only the rank itself hears
-        return how in ("plain", "kind")
+        return how in ("gaps", "kind")
     if op == "train":  # what comes after the communication is no business of the other ranks
         return how != "raises in a callback" and hook not in LOCAL
     if how == "locked":  # inputs may be read-only

@@ -84,8 +84,8 @@ class Use:
 
         def make() -> None:
             memory = dist.empty(length, dtype=like, group=self.group).fill_(STALE)
-            if odd == "plain":
-                memory = memory.clone()
+            if odd == "gaps":
+                memory = memory[::2]
             elif odd == "kind":
                 memory = memory.view(getattr(torch, OTHER[self.step.dtype]))
             self.window, self.memory = self.group.new_window(memory), memory
@@ -242,18 +242,20 @@ def _threads(use: Use) -> None:
 
 
 def _overlap(use: Use) -> None:
-    """Each rank moves elements within the memory of the next one."""
-    there = use.window.map_remote_tensor(use.after)
-    there.copy_(torch.from_numpy(_initial(use, use.after)))
+    """Each rank moves elements within the next one's memory, or its own where it maps no other."""
+    maps = use.window.get_attr(use.after).access_type is dist.WindowAccessType.UNIFIED
+    owner, mover = (use.after, use.before) if maps else (use.rank, use.rank)
+    there = use.window.map_remote_tensor(owner)
+    there.copy_(torch.from_numpy(_initial(use, owner)))
     ok = True
     for place, move in enumerate(_within(use, use.rank)):
-        kind, _, text = use.call(ACTS + place, lambda move=move: move.make(use, there))
+        kind, _, text = use.call(ACTS + place, lambda move=move: move.make(use, owner, there))
         ok = ok and kind == "ok"
     told = use.runner.votes(use.rank, 0.0 if ok else 1.0)
-    if told[use.before]:
+    if told[mover]:
         return
     want = _initial(use, use.rank)
-    for move in _within(use, use.before):
+    for move in _within(use, mover):
         move.mirror(want, use.step.dtype)
     began = time.monotonic()
     problem = compare(use.memory.numpy(), want)
@@ -286,10 +288,10 @@ class Within:
             return view.reshape(2, self.n // 2).T
         return view
 
-    def make(self, use: Use, there: torch.Tensor) -> None:
+    def make(self, use: Use, owner: int, there: torch.Tensor) -> None:
         call: Any = getattr(use.window, self.how)
         more = {"op": _growing(use.step.dtype)} if self.how == "accumulate" else {}
-        call(self.places(there), use.after, self.named, **more)
+        call(self.places(there), owner, self.named, **more)
 
     def mirror(self, memory: np.ndarray, dtype: str) -> None:
         view, named = self.places(memory), memory[self.named : self.named + self.n]

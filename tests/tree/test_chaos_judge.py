@@ -53,7 +53,7 @@ WINDOWS = replace(
 )
 RING = some_step(WINDOWS, op="window_ring", group=0, odd=None)
 SLOW = some_step(WINDOWS, op="window_sum", group=2, odd=None)
-BAD = some_step(WINDOWS, op="window_overlap", odd=(1, "plain"))
+BAD = some_step(WINDOWS, op="window_overlap", odd=(1, "gaps"))
 CLOSED = some_step(WINDOWS, op="window_closed", group=0)
 WRONG_SUM = ("wrong", 0.001, "element 0 is 1, not 2")
 
