@@ -111,6 +111,7 @@ def chosen_files(options: argparse.Namespace) -> dict[str, list[Path]]:
         left_out = options.mpi_part and "any_mpi" in marks
         left_out |= "rare" in marks and not options.rare
         left_out |= "rare" not in marks and options.only_rare
+        left_out |= any(path.is_relative_to(place) for place in options.without)
         if kind in options.kinds and not left_out:
             found[kind].append(path)
     return found
@@ -225,6 +226,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--np", type=int, nargs="+", metavar="N", help="numbers of ranks (default: 1 2 4)"
     )
+    parser.add_argument(
+        "--without",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="not these files or folders of tests",
+    )
     parser.add_argument("-k", metavar="EXPR", help="only tests that match, as for pytest")
     parser.add_argument(
         "--kinds",
@@ -262,7 +271,8 @@ def parse() -> argparse.Namespace:
     if min(options.np) < 1:
         parser.error("--np takes positive numbers")
     options.files = [path.resolve() for path in options.files]
-    for path in options.files:
+    options.without = [path.resolve() for path in options.without]
+    for path in [*options.files, *options.without]:
         if not path.exists() or not path.is_relative_to(TESTS) or path == TESTS:
             parser.error(f"{path} is no file and no folder of tests in {TESTS}")
     return options

@@ -77,7 +77,7 @@ def runner():
 def test_the_tests_take_the_arguments_of_the_stages(runner, monkeypatch):
     monkeypatch.chdir(ROOT)
     calls = [stage.command for stage in stages.STAGES if "tests/run.py" in stage.command]
-    assert len(calls) == 4
+    assert len(calls) == 6
     for call in calls:
         monkeypatch.setattr(sys, "argv", shlex.split(call.partition("python ")[2]))
         assert runner.parse().rare
@@ -100,19 +100,20 @@ def test_one_number_of_ranks_runs_what_runs_once(runner, monkeypatch, numbers, o
         ("pyx/hpcdist/store/hd_requests.c", {"stress", "sanitized"}),
         (
             "hpcdist/parallel/reducer/reducer.py",
-            {"rare", "mpich", "impi", "newest"},
+            {"rare", "suites", "mpich", "nodes", "parallel", "impi", "newest"},
         ),
         ("hpcdist/codec/_reader.py", {"rare", "mpich", "impi", "newest"}),
         ("tests/stress/node.c", {"stress"}),
         ("tests/model/run.py", {"models"}),
-        ("tests/torch/test_scripts.py", {"rare"}),
-        ("tests/conformance/api.txt", {"rare", "mpich", "newest"}),
-        ("tests/support/bridge_training.py", {"rare", "mpich", "newest"}),
-        ("tests/torch/bridge.py", {"rare", "mpich", "newest"}),
+        ("tests/torch/test_scripts.py", {"suites"}),
+        ("tests/parallel/ddp/test_ddp.py", {"parallel"}),
+        ("tests/conformance/api.txt", {"suites", "mpich", "newest"}),
+        ("tests/support/bridge_training.py", {"suites", "mpich", "newest"}),
+        ("tests/torch/bridge.py", {"suites", "mpich", "newest"}),
         ("tests/groups/reconfigurations.py", {"rare", "sanitized"}),
         ("pyx/hpcdist/kernels/hd_types.c", {"stress", "scale", "sanitized", "aarch64"}),
         ("examples/train_digits.py", {"rare", "impi"}),
-        (".ci/common", {"sanitized", "rare", "newest"}),
+        (".ci/environments", {"sanitized", "rare", "newest"}),
         (".ci/packages", {"sanitized", "rare", "newest"}),
     ],
 )
@@ -130,8 +131,18 @@ def test_programs_that_no_test_starts_make_due_their_own_stage_alone(room):
     assert not any(stages.is_test(name) for name in names)
 
 
-@pytest.mark.parametrize("name", ["docs/index.md", "README.md", "CHANGELOG.md", ".ci/passed.json"])
-def test_a_change_of_the_documentation_makes_nothing_due(name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "docs/index.md",
+        "README.md",
+        "CHANGELOG.md",
+        ".ci/passed.json",
+        ".ci/common",
+        ".ci/stages.py",
+    ],
+)
+def test_what_decides_no_result_makes_nothing_due(name):
     assert due_after(name) == set()
 
 
@@ -173,6 +184,37 @@ def test_what_has_passed_is_due_again_after_a_change(tmp_path, monkeypatch):
     assert not due()
     (tmp_path / "a" / "more.c").write_text("")
     assert due()
+
+
+@pytest.fixture
+def noted(tmp_path, monkeypatch):
+    """Three stages that are due: one passed today, one is overdue, one has never passed."""
+    each = [stages.Stage(name, "tools", "true", 100, ("*",)) for name in ("fresh", "old", "new")]
+    days = stages.datetime.timedelta(days=stages.WAITS + 1)
+    dates = {"fresh": stages.today(), "old": stages.today() - days}
+    monkeypatch.setattr(stages, "STAGES", tuple(each))
+    monkeypatch.setattr(stages, "PASSED", tmp_path / "passed.json")
+    stages.write({name: {"files": "", "date": f"{dates[name]}", "seconds": 80} for name in dates})
+    return {stage.name: stage for stage in each}
+
+
+def test_what_waits_longest_runs_first(noted):
+    assert [stage.name for stage in stages.due([])] == ["new", "old", "fresh"]
+
+
+def test_a_stage_waits_that_does_not_fit_unless_it_is_overdue(noted):
+    needs = 80 * stages.SLOWER + 60
+    assert stages.waits(noted["fresh"], needs) == ""
+    assert "fresh is due and was not run" in stages.waits(noted["fresh"], needs - 1)
+    assert stages.waits(noted["fresh"], -5).count(" 0 s were left")
+    assert stages.waits(noted["old"], 0) == stages.waits(noted["new"], 0) == ""
+
+
+def test_a_stage_may_wait_for_some_days_and_no_longer(noted, monkeypatch):
+    today = stages.today()
+    for days in range(stages.WAITS + 3):
+        monkeypatch.setattr(stages, "today", lambda d=days: today + stages.datetime.timedelta(d))
+        assert bool(stages.waits(noted["fresh"], 0)) is (days <= stages.WAITS)
 
 
 def test_an_environment_gets_the_packages_of_another_one(tmp_path):
@@ -250,6 +292,20 @@ def test_a_failure_that_cannot_be_noted_ends_ci(tmp_path):
 def test_a_stage_that_is_not_known_fails(tmp_path):
     done = shell(tmp_path, "long nothing 1 || true")
     assert done.returncode == 1 and "FAILED  nothing: no such stage" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(("says", "outcome"), [("no time", "waits"), ("", "runs")])
+def test_ci_says_in_its_last_lines_what_waits(tmp_path, says, outcome):
+    script = f"""
+        cd $work
+        mkdir .ci
+        printf '#!/bin/sh\necho "{says}"' >.ci/stages.py
+        chmod +x .ci/stages.py
+        if waits one; then echo waits; else echo runs; fi"""
+    done = shell(tmp_path, script)
+    first, *_, last = done.stdout.splitlines()
+    assert done.returncode == 0 and first == outcome and last == "0 passed, 0 failed", done
+    assert ("\nNOTE  no time\n" in done.stdout) is bool(says)
 
 
 def test_the_clock_decides_nothing(tmp_path):

@@ -102,7 +102,7 @@ def readme_commands() -> list[str]:
 
 def ci_commands() -> str:
     """What .ci/run runs, in the words a user would type."""
-    text = "".join((ROOT / ".ci" / name).read_text() for name in ("common", "run"))
+    text = "".join((ROOT / ".ci" / name).read_text() for name in ("common", "environments", "run"))
     for theirs, users in (
         ("\\\n", " "),
         ("python -m pip", "pip"),
