@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "hd_base.h"
 
 #define MS 1000000LL /* ns */
+#define LONG_CALL 3  /* seconds */
 
 int64_t hd_now(void)
 {
@@ -122,6 +124,25 @@ void hd_nap_step(hd_nap *n)
     length = (now - n->start) / 16;
     t.tv_nsec = length < 20000 ? 20000 : length > 500000 ? 500000 : (long)length;
     nanosleep(&t, NULL);
+}
+
+int hd_thread_start(pthread_t *thread, void *(*runs)(void *), void *arg)
+{
+    sigset_t all, before;
+    int rc;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(thread, NULL, runs, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
+int hd_thread_join(pthread_t thread)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LONG_CALL;
+    return pthread_timedjoin_np(thread, NULL, &until) == 0;
 }
 
 void hd_put_words(char *shared, const char *from, size_t bytes)

@@ -1,7 +1,8 @@
-/* Clock, waiting, hashing and error text: the base of every other file of the engine. */
+/* Clock, waiting, threads, hashing and error text: the base of every other file of the engine. */
 #ifndef HD_BASE_H
 #define HD_BASE_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -100,6 +101,12 @@ typedef struct hd_nap {
     int64_t start; /* ns */
 } hd_nap;
 void hd_nap_step(hd_nap *n);
+
+/* As pthread_create, without signals: Python's belong to the main thread. 0, or why there is none.
+ */
+int hd_thread_start(pthread_t *thread, void *(*runs)(void *), void *arg);
+/* Waits for its end. 0: not within 3 s, because it is in a long call of MPI's. */
+int hd_thread_join(pthread_t thread);
 
 /* Copies text that others may read or write meanwhile, word by word: each word is either old or
  * new. Both buffers are aligned to 8 bytes where they are shared, and `bytes` is a multiple of

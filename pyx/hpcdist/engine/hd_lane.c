@@ -4,7 +4,6 @@
  * a time (the caller holds the GIL, or the lane's mutex decides), and executed one at a time. */
 #define _GNU_SOURCE
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -197,11 +196,7 @@ int hd_lane_submit(hd_comm *c, hd_job *j)
     if (c->closing && !j->closing) {
         rc = -1;
     } else if (!c->lane.started) {
-        sigset_t all, old;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &old); /* Python's signals belong to the main thread */
-        rc = pthread_create(&c->lane.thread, NULL, lane_main, c);
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        rc = hd_thread_start(&c->lane.thread, lane_main, c);
         c->lane.started = rc == 0;
     }
     if (rc == 0) {

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -103,17 +102,11 @@ static void *pmi_main(void *arg)
 int hd_pmi_answer(int fd)
 {
     pthread_t t;
-    sigset_t all, old;
-    int rc;
     if (hd_pmi_active())
         return HD_ERR_BACKEND;
     pmi_fd = fd;
     pmi_pid = getpid();
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* Python's signals belong to the main thread */
-    rc = pthread_create(&t, NULL, pmi_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (rc) {
+    if (hd_thread_start(&t, pmi_main, NULL)) {
         pmi_fd = -1;
         return HD_ERR_BACKEND;
     }

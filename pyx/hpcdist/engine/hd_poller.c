@@ -5,7 +5,6 @@
  * so it is in no hurry: if it looked at once, it would take the core from the thread that is about
  * to wait (on two cores an irecv then took 30 us instead of 4). */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -202,12 +201,8 @@ static void *poller_main(void *arg)
 
 static void start_poller(void)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    if (pthread_create(&poller.thread, NULL, poller_main, NULL) == 0)
+    if (hd_thread_start(&poller.thread, poller_main, NULL) == 0)
         __atomic_store_n(&poller.started, 1, __ATOMIC_RELEASE);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
 void hd_p2p_watch(hd_job *first)
@@ -295,7 +290,6 @@ int hd_p2p_close(hd_comm *c)
 
 int hd_p2p_shutdown(void)
 {
-    struct timespec until;
     int started;
     pthread_mutex_lock(&poller.mu);
     poller.stop = 1; /* and none is started again */
@@ -304,9 +298,7 @@ int hd_p2p_shutdown(void)
     pthread_mutex_unlock(&poller.mu);
     if (!started)
         return 1;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 3; /* it may be inside a long call of MPI's */
-    if (pthread_timedjoin_np(poller.thread, NULL, &until))
+    if (!hd_thread_join(poller.thread))
         return 0;
     poller.started = 0;
     return 1;

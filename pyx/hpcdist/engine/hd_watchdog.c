@@ -344,13 +344,9 @@ static void *watchdog_main(void *arg)
 
 int hd_watchdog_start(hd_session *s)
 {
-    sigset_t all, old;
     if (pipe2(s->wake, O_CLOEXEC | O_NONBLOCK))
         return 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* Python's signals belong to the main thread */
-    s->watching = pthread_create(&s->watchdog, NULL, watchdog_main, s) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    s->watching = hd_thread_start(&s->watchdog, watchdog_main, s) == 0;
     return s->watching;
 }
 
