@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,7 +162,17 @@ def test_a_window_that_was_dropped_still_serves(group: Any) -> None:
     dist.barrier()
 
 
-def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any) -> None:
+def used_by(name: str) -> float:
+    """Seconds of a core that this process's threads of a name have used."""
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == name:
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any, capfd: Any) -> None:
     """No answer within the timeout is an error that says whose; later calls are not harmed."""
     rank, size = dist.get_rank(), dist.get_world_size()
     window, memory = window_of(group, 300_000)
@@ -193,6 +204,13 @@ def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any) -> None:
         ]
         took = time.monotonic() - began
         assert not wrong and took < 20, (wrong, took)
+    gc.collect()
+    said = capfd.readouterr().err
+    parallel_assert("was never waited for" not in said, said)
+    before = used_by("hpcdist-window")
+    time.sleep(1)
+    used = used_by("hpcdist-window") - before
+    parallel_assert(used < 0.5, f"a get that nobody receives costs {used:.2f} of a core")
     dist.barrier()
     window.put(torch.full((300_000,), 7.0), (rank + 1) % size)
     dist.barrier()

@@ -9,12 +9,10 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "hd_base.h"
 #include "hd_combine.h"
@@ -25,9 +23,9 @@
 #include "hd_status.h"
 #include "hd_window.h"
 
-/* ns; AWAKE: after a request, for the next one, which comes when the first is answered. */
-enum { AWAKE = 30000, FIRST_NAP = 20000, LONGEST_NAP = 500000 };
-#define AT_ONCE 64 /* requests taken in before the others go on */
+#define AWAKE 30000 /* ns after a request, for the next one: it comes when the first is answered   \
+                     */
+#define AT_ONCE 64  /* requests taken in before the others go on */
 
 typedef struct host host;
 
@@ -153,13 +151,14 @@ static void fetch_data(host *h, service *s)
 
 static void answer(host *h, service *s)
 {
-    const int64_t brings = s->asked.call == HD_GET && is_short(s->asked.bytes) ? s->asked.bytes : 0;
+    const hd_request *q = &s->asked;
+    const int64_t brings = q->call == HD_GET && q->bytes > 0 && is_short(q->bytes) ? q->bytes : 0;
     if (!(s->reply = calloc(1, sizeof *s->reply + (size_t)brings)))
         return; /* who asked gives up in time */
-    s->reply->number = s->asked.number;
+    s->reply->number = q->number;
     s->reply->outcome = s->outcome;
     if (s->of && brings)
-        memcpy(s->reply + 1, s->of->at + s->asked.at, (size_t)brings);
+        memcpy(s->reply + 1, s->of->at + q->at, (size_t)brings);
     s->answer = message(h->c, s, HD_SEND, HD_WINDOW_ANSWER, (char *)s->reply,
                         (int64_t)sizeof *s->reply + brings);
 }
@@ -292,7 +291,8 @@ static int take_in(host *h)
     return 1;
 }
 
-/* 1: something is under way. */
+/* 1: a request has come or is over. One that is only under way may never end, and what moves its
+ * data is MPI. */
 static int serve(host *h)
 {
     int busy = 0;
@@ -302,14 +302,13 @@ static int serve(host *h)
         busy = 1;
     for (service **at = &h->services; *at;) {
         service *s = *at;
-        if (step(h, s)) {
-            *at = s->next;
-            free_service(s);
-            busy = 1;
-        } else {
-            busy |= s->begun;
+        if (!step(h, s)) {
             at = &s->next;
+            continue;
         }
+        *at = s->next;
+        free_service(s);
+        busy = 1;
     }
     return busy;
 }
@@ -333,30 +332,26 @@ static void serve_beside(void)
 
 static void *serve_main(void *arg)
 {
-    long nap = FIRST_NAP;
+    hd_nap nap = {0};
     int64_t awake = 0;
     (void)arg;
     prctl(PR_SET_NAME, "hpcdist-window");
     prctl(PR_SET_TIMERSLACK, 1); /* else a nap of 20 us takes 70 */
     pthread_mutex_lock(&server.mu);
     while (!server.stop) {
-        struct timespec ts;
         if (!server.hosts) {
             pthread_cond_wait(&server.cv, &server.mu);
             continue;
         }
         if (serve_all()) {
-            nap = FIRST_NAP;
+            nap = (hd_nap){0};
             awake = hd_later(hd_now(), AWAKE);
         }
         pthread_mutex_unlock(&server.mu);
-        if (hd_now() < awake) {
+        if (hd_now() < awake)
             sched_yield();
-        } else {
-            ts = (struct timespec){0, nap};
-            nanosleep(&ts, NULL);
-            nap = nap < LONGEST_NAP ? nap * 5 / 4 : LONGEST_NAP;
-        }
+        else
+            hd_nap_step(&nap);
         pthread_mutex_lock(&server.mu);
     }
     pthread_mutex_unlock(&server.mu);
@@ -366,19 +361,13 @@ static void *serve_main(void *arg)
 /* With server.mu held. 1: the thread runs. */
 static int start(void)
 {
-    sigset_t all, old;
-    if (server.started || server.stop)
-        return server.started;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    server.started = !pthread_create(&server.thread, NULL, serve_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!server.started && !server.stop)
+        server.started = !hd_thread_start(&server.thread, serve_main, NULL);
     return server.started;
 }
 
 int hd_windows_shutdown(void)
 {
-    struct timespec until;
     int started;
     pthread_mutex_lock(&server.mu);
     server.stop = 1;
@@ -387,9 +376,7 @@ int hd_windows_shutdown(void)
     pthread_mutex_unlock(&server.mu);
     if (!started)
         return 1;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 3;
-    if (pthread_timedjoin_np(server.thread, NULL, &until))
+    if (!hd_thread_join(server.thread))
         return 0;
     server.started = 0;
     return 1;

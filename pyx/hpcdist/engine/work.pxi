@@ -389,7 +389,10 @@ cdef class Work:
 
         For code that a signal handler's exception has interrupted: no other handler runs meanwhile.
         """
-        if self.j == NULL or self.j.kind < HD_SEND or hd_forked or hd_job_state(self.j) == HD_DONE:
+        if self.j == NULL or self.j.kind < HD_SEND or hd_forked:
+            return
+        self.j.seen = 1
+        if hd_job_state(self.j) == HD_DONE:
             return
         if self.j.kind == HD_RECV:
             self.take_back([])
