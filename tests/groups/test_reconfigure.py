@@ -93,6 +93,15 @@ def test_a_rank_that_dies_while_it_holds_memory_is_reported_at_once(count):
 
 
 @only_ulfm
+def test_agreements_are_right_while_another_thread_is_in_mpi(count):
+    """Of 2,000 flags that MPI alone agreed on, 3 to 20 were wrong."""
+    ended = run_job(3, str(Path(__file__).with_name("agreements.py")), "2000", env=FT, ft=True)
+    assert ended.code == 0, ended.text
+    assert ended.text.count(": 0 wrong") == 3, ended.text
+    count(2000)
+
+
+@only_ulfm
 @pytest.mark.parametrize("what", ["session", "group"])
 def test_an_agreement_that_was_given_up_writes_to_no_freed_memory(what):
     program = str(Path(__file__).with_name("given_up.py"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sources import (
+    ACCORD,
     BASE,
     CHECK,
     DEEP,
@@ -94,6 +95,28 @@ PROGRAMS = (
             ("halves", "node", "(int64_t)(piece & 1)", "0"),
             ("scaled", "node", "r->c->rank, r->node->given + 1", "r->c->rank, r->node->given"),
             ("blocks", "slots", "{scatter, 1,", "{scatter, 0,"),
+        )
+    ),
+    Program(
+        name="accord",
+        sources=ACCORD,
+        variants=("plain", "asan", "aarch64"),
+        short=("2000",),
+        long=("200000",),
+    ),
+    *(
+        Program(
+            name=f"accord-{name}",
+            sources=ACCORD,
+            variants=("plain",),
+            short=("2000",),
+            long=("2000",),
+            mutation=("pyx/hpcdist/engine/hd_accord.c", old, new),
+        )
+        for name, old, new in (
+            ("trusting", "(word & MARK) == MARK", "word != 0"),
+            ("alone", "over = whole ? value : a->known", "over = a->known"),
+            ("asking", "over = whole ? value : a->known", "over = whole && value"),
         )
     ),
     Program(

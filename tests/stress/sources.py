@@ -38,6 +38,7 @@ POST = (
     *BASE,
     *(f"pyx/hpcdist/engine/hd_{name}.c" for name in POSTED),
 )
+ACCORD = ("tests/stress/accord.c", "pyx/hpcdist/engine/hd_accord.c")
 OUTBOX = ("tests/stress/outbox.c", "pyx/hpcdist/engine/hd_outbox.c")
 P2P = (
     "tests/stress/p2p.c",

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hd_accord.h"
+
 /* An engine for the standard ABI runs with any libmpi. */
 #if defined OPEN_MPI || defined MPI_ABI
 #define HD_MAYBE_OPEN_MPI
@@ -60,8 +62,9 @@ typedef struct hd_transfer {
 
 /* An agreement that timed out and goes on: see hd_comm_agree(). */
 typedef struct hd_vote {
-    int going, flag;
-    MPI_Request request;
+    int halves; /* of the flag's bits, agreed on so far */
+    unsigned given, agreed;
+    hd_accord half;
 } hd_vote;
 
 /* Once this rank has left the group and others may not have: see hd_graves.c. */

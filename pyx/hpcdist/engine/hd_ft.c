@@ -3,16 +3,11 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "hd_accord.h"
 #include "hd_base.h"
 #include "hd_ft.h"
 #include "hd_session.h"
-
-#ifdef OPEN_MPI
-#include <mpi-ext.h>
-#endif
-#if defined(OPEN_MPI) && defined(OMPI_HAVE_MPIX_COMM_GET_FAILED) && defined(MPIX_ERR_REVOKED)
-#define HAS_ULFM 1
-#endif
+#include "hd_ulfm.h"
 
 #define EXPLAIN_S 0.5 /* seconds for the watchdog to see which rank died, after MPI has */
 
@@ -107,7 +102,7 @@ void hd_ft_settle(hd_session *s, const int *left, int n)
 /* A revocation, too, tells of a death: one that another rank saw first. */
 static int tells_of_death(int error)
 {
-#ifdef HAS_ULFM
+#ifdef HD_HAS_ULFM
     int class = error;
     if (error)
         MPI_Error_class(error, &class);
@@ -195,7 +190,7 @@ int hd_ft_create_group(const hd_session *s, MPI_Comm from, MPI_Group group, int 
     return rc;
 }
 
-#ifdef HAS_ULFM
+#ifdef HD_HAS_ULFM
 
 /* With `mu` held. */
 #define GUARDED 6
@@ -313,31 +308,10 @@ int hd_ft_pending(int error)
     return class == MPIX_ERR_PROC_FAILED_PENDING;
 }
 
-int hd_ft_iagree(MPI_Comm comm, int *flag, MPI_Request *request)
-{
-    int n = 0;
-    MPI_Comm_size(comm, &n);
-    MPIX_Comm_ack_failed(comm, n, &n); /* else it would report them again */
-    return MPIX_Comm_iagree(comm, flag, request) ? HD_ERR_BACKEND : HD_OK;
-}
-
-int hd_ft_agreed(int error)
-{
-    int class = error;
-    MPI_Error_class(error, &class);
-    return class == MPIX_ERR_PROC_FAILED;
-}
-
-int hd_ft_agree(MPI_Comm comm, int *flag)
-{
-    const int rc = MPIX_Comm_agree(comm, flag);
-    return rc && !hd_ft_agreed(rc) ? HD_ERR_BACKEND : HD_OK;
-}
-
 int hd_ft_made(MPI_Comm from, int error)
 {
     int all = error == MPI_SUCCESS;
-    if (hd_ft_agree(from, &all))
+    if (hd_accord_reach(from, &all))
         all = 0;
     return all ? MPI_SUCCESS : error ? error : MPI_ERR_OTHER;
 }
@@ -389,24 +363,9 @@ int hd_ft_pending(int error)
     (void)error;
     return 0;
 }
-int hd_ft_iagree(MPI_Comm comm, int *flag, MPI_Request *request)
-{
-    (void)comm, (void)flag, (void)request;
-    return HD_ERR_BACKEND;
-}
-int hd_ft_agreed(int error)
-{
-    (void)error;
-    return 0;
-}
 int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left)
 {
     (void)comm, (void)left;
-    return HD_ERR_BACKEND;
-}
-int hd_ft_agree(MPI_Comm comm, int *flag)
-{
-    (void)comm, (void)flag;
     return HD_ERR_BACKEND;
 }
 int hd_ft_made(MPI_Comm from, int error)

@@ -49,15 +49,6 @@ void hd_ft_settle(hd_session *s, const int *left, int n);
 /* The number of ranks lost; the first `room` of them. */
 int hd_ft_lost(const hd_session *s, int *ranks, int room);
 
-/* Begins an agreement of the ranks that are left: *flag becomes the bitwise and of all flags, the
- * same on all of them. */
-int hd_ft_iagree(MPI_Comm comm, int *flag, MPI_Request *request);
-/* Of its request: a rank died that it had not been told of, and the flag is agreed on
- * nevertheless. */
-int hd_ft_agreed(int error);
-/* *flag becomes the bitwise and of the flags of all ranks that are left: blocks until they have
- * called it. */
-int hd_ft_agree(MPI_Comm comm, int *flag);
 /* Blocks until all ranks that are left have called it; a new communicator of them, on all of them
  * or on none. */
 int hd_ft_shrink(MPI_Comm comm, MPI_Comm *left);

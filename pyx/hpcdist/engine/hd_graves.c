@@ -169,6 +169,6 @@ void hd_comm_dispose(hd_comm *c)
     pthread_mutex_destroy(&c->mu);
     pthread_cond_destroy(&c->lane.work_cv);
     pthread_cond_destroy(&c->lane.done_cv);
-    if (!c->vote.going) /* else MPI still writes the flag of an agreement that gave up */
+    if (!c->vote.half.going) /* else MPI still writes the word of an agreement that gave up */
         free(c);
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "hd_accord.h"
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_comm_life.h"
@@ -30,6 +31,7 @@
 #include "hd_status.h"
 #include "hd_stopped.h"
 
+#define HALF 16     /* bits */
 #define ATTEMPTS 64 /* one more after each in which another rank has died */
 /* For which a rank that knows of no death lets the others end what they are in: this rank may have
  * done its part of it, and the last one to return from new_group would find its new group revoked.
@@ -75,7 +77,7 @@ static int await(hd_session *s, MPI_Request *request, int64_t until, hd_session 
         const int rc = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (rc) {
             *request = MPI_REQUEST_NULL;
-            return hd_ft_agreed(rc) ? HD_OK : HD_ERR_BACKEND;
+            return hd_accord_has_word(rc) ? HD_OK : HD_ERR_BACKEND;
         }
         if (done)
             return HD_OK;
@@ -91,15 +93,21 @@ static int await(hd_session *s, MPI_Request *request, int64_t until, hd_session 
     }
 }
 
-/* going: it has begun, in an earlier call that gave up. */
-static int agree(hd_session *s, MPI_Comm comm, int *flag, MPI_Request *request, int *going,
-                 int64_t until, hd_session *breaks, const hd_session *spare)
+/* Goes on with it where an earlier call has given up. */
+static int agree(hd_session *s, MPI_Comm comm, hd_accord *a, int64_t until, hd_session *breaks,
+                 const hd_session *spare)
 {
-    int code = *going ? HD_OK : hd_ft_iagree(comm, flag, request);
-    if (code == HD_OK)
-        code = await(s, request, until, breaks, spare);
-    *going = code == HD_ERR_TIMEOUT || code == HD_ERR_INTERRUPT;
-    return code;
+    int code;
+    do {
+        code = hd_accord_say(a, comm);
+        if (code == HD_OK)
+            code = await(s, &a->request, until, breaks, spare);
+        if (code != HD_OK) {
+            a->begun = a->going = code == HD_ERR_TIMEOUT || code == HD_ERR_INTERRUPT;
+            return code;
+        }
+    } while (!hd_accord_heard(a));
+    return HD_OK;
 }
 
 /* One that has called may have been stopped since. */
@@ -119,6 +127,26 @@ static void say_absent(const hd_session *s, hd_text *t, int recovers)
         hd_say(t, ")");
 }
 
+/* A flag has more bits than a value of an accord. */
+static int agree_on_halves(hd_comm *c, unsigned flag, int64_t until)
+{
+    hd_vote *v = &c->vote;
+    int code = HD_OK;
+    if (!v->half.begun)
+        *v = (hd_vote){.given = flag};
+    while (code == HD_OK && v->halves < 2) {
+        const int at = HALF * v->halves;
+        if (!v->half.begun)
+            hd_accord_begin(&v->half, (int)(v->given >> at & ((1u << HALF) - 1)), 0);
+        code = agree(c->session, c->mpi, &v->half, until, NULL, NULL);
+        if (code == HD_OK) {
+            v->agreed |= (unsigned)v->half.value << at;
+            v->halves++;
+        }
+    }
+    return code;
+}
+
 int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room)
 {
     hd_text t;
@@ -130,11 +158,8 @@ int hd_comm_agree(hd_comm *c, int *flag, double timeout, char *text, size_t room
                hd_ft_missing() ? hd_ft_missing() : "HPCDIST_FT is not set");
         return HD_ERR_BACKEND;
     }
-    if (!c->vote.going)
-        c->vote.flag = *flag;
-    code = agree(c->session, c->mpi, &c->vote.flag, &c->vote.request, &c->vote.going,
-                 hd_until(timeout), NULL, NULL);
-    *flag = c->vote.flag;
+    code = agree_on_halves(c, (unsigned)*flag, hd_until(timeout));
+    *flag = (int)c->vote.agreed;
     if (code == HD_ERR_TIMEOUT) {
         hd_say(&t, "timeout after %.3g s in an agreement of group '%s' (this is rank %d of %d)",
                timeout, c->name, c->rank, c->size);
@@ -153,14 +178,14 @@ static int meet(hd_session *s, double timeout, int *wish, hd_text *t)
 {
     const int spare = hd_spares_is(s);
     int code;
-    if (!s->meeting)
-        s->met_flag = HD_GOES_ON | (spare ? HD_REBUILDS | HD_LOSES : *wish);
+    if (!s->met.begun)
+        hd_accord_begin(&s->met, HD_GOES_ON | (spare ? HD_REBUILDS | HD_LOSES : *wish), 1);
     if (!spare)
         hd_making_stop(s, hd_session_broken(s) ? HD_DEATH : HD_NO_DEATH);
-    code = agree(s, s->ctl, &s->met_flag, &s->met, &s->meeting,
-                 spare ? HD_NEVER : hd_until(timeout), spare ? NULL : s, spare ? s : NULL);
-    *wish = s->met_flag & (HD_REBUILDS | HD_LOSES);
-    if (code == HD_OK && s->met_flag == HD_ENDS) {
+    code = agree(s, s->ctl, &s->met, spare ? HD_NEVER : hd_until(timeout), spare ? NULL : s,
+                 spare ? s : NULL);
+    *wish = s->met.value & (HD_REBUILDS | HD_LOSES);
+    if (code == HD_OK && s->met.value == HD_ENDS) {
         hd_say(t, "the other ranks have destroyed the default group");
         return HD_ERR_CLOSED;
     }
@@ -321,7 +346,7 @@ static int try_rebuild(hd_comm *c, const char *name, hd_quota quota, hd_comm **o
     if (spares && !rc)
         hd_ft_unguard(ctl);
     hd_ft_unguard(left);
-    code = hd_ft_agree(left, &all);
+    code = hd_accord_reach(left, &all);
     *again = code == HD_OK && !all;
     if (code || !all)
         demolish(made, ctl, out);

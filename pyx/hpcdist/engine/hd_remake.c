@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "hd_accord.h"
 #include "hd_base.h"
 #include "hd_comm_life.h"
 #include "hd_ft.h"
@@ -21,7 +22,7 @@ static int settle(hd_comm *c, int code, int rc)
     if (rc)
         (void)hd_ft_explains(c->session, rc);
     flag = (code == HD_OK && !rc ? MADE : 0) | (hd_session_broken(c->session) ? 0 : ALIVE);
-    if (hd_ft_agree(c->mpi, &flag))
+    if (hd_accord_reach(c->mpi, &flag))
         flag = 0;
     __atomic_store_n(&c->session->rebuilt_by, 0, __ATOMIC_RELEASE);
     return !(flag & ALIVE) ? HD_ERR_FAILED : flag & MADE ? HD_OK : HD_ERR_BACKEND;

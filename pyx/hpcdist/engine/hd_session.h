@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hd_accord.h"
 #include "hd_base.h"
 #include "hd_comm.h"
 
@@ -80,10 +81,8 @@ struct hd_session {
     int remade;         /* of the ranks that a death has left */
     int settled;        /* atomic: all ranks that are left have met; `lost` is complete */
     entry alone;        /* in place of this rank's in the page, where there is none */
-    int meeting;        /* 1: in the agreement `met`, which timed out, or is a farewell */
-    int parted;         /* this rank has begun its farewell: see hd_spares.h */
-    int met_flag;
-    MPI_Request met;
+    hd_accord met;      /* with which a recovery begins, or a farewell: see hd_spares.h */
+    int parted;         /* this rank has begun its farewell */
 };
 
 #endif

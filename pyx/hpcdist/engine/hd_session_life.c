@@ -104,7 +104,6 @@ static hd_session *new_session(hd_text *t)
     s->wake[0] = s->wake[1] = -1;
     for (int i = 0; i < HD_HELD; i++)
         s->held[i] = -1;
-    s->met = MPI_REQUEST_NULL;
     pthread_mutex_init(&s->mu, NULL);
     pthread_mutex_init(&s->mpi_mu, NULL);
     MPI_Query_thread(&level);
@@ -284,7 +283,7 @@ void hd_session_unref(hd_session *s)
         if (s->held[i] >= 0)
             close(s->held[i]);
     MPI_Finalized(&down);
-    if (!down && s->ctl != MPI_COMM_NULL && !s->meeting)
+    if (!down && s->ctl != MPI_COMM_NULL && !s->met.going)
         MPI_Comm_free(&s->ctl);
     hd_exit_unfollow(s);
     free(s->pidfd);
@@ -293,7 +292,7 @@ void hd_session_unref(hd_session *s)
     free(s->lost);
     pthread_mutex_destroy(&s->mu);
     pthread_mutex_destroy(&s->mpi_mu);
-    if (!s->meeting) /* else MPI still writes the flag of an agreement that gave up */
+    if (!s->met.going) /* else MPI still writes the word of an agreement that gave up */
         free(s);
 }
 

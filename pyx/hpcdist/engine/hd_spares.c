@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "hd_accord.h"
 #include "hd_base.h"
 #include "hd_ft.h"
 #include "hd_session.h"
@@ -47,22 +48,18 @@ void hd_spares_farewell(hd_session *s, double seconds)
     MPI_Finalized(&down);
     if (down || !s->ft || !hd_spares_has(s) || hd_spares_is(s))
         return;
-    if (s->parted && !s->meeting)
+    if (s->parted && !s->met.begun)
         return;
     s->parted = 1;
-    if (!s->meeting) {
-        s->met_flag = HD_ENDS;
-        if (hd_ft_iagree(s->ctl, &s->met_flag, &s->met))
-            return;
-        s->meeting = 1;
-    }
-    for (;;) {
+    if (!s->met.begun)
+        hd_accord_begin(&s->met, HD_ENDS, 1);
+    while (!hd_accord_say(&s->met, s->ctl)) {
         int done = 0;
-        if (MPI_Test(&s->met, &done, MPI_STATUS_IGNORE) || done) {
-            s->met = MPI_REQUEST_NULL;
-            s->meeting = 0;
+        const int rc = MPI_Test(&s->met.request, &done, MPI_STATUS_IGNORE);
+        if (rc && !hd_accord_has_word(rc))
+            s->met.begun = s->met.going = 0;
+        if ((rc || done) && (!s->met.begun || hd_accord_heard(&s->met)))
             return;
-        }
         if (hd_now() >= until)
             return;
         nanosleep(&nap, NULL);

@@ -12,11 +12,13 @@
 
 #include <mpi.h>
 
+#include "hd_accord.h"
 #include "hd_comm.h"
 
 /* What a process gives to that agreement. One that goes on also says whether the groups are to be
- * made again; a spare says both. */
-enum { HD_ENDS = 0, HD_GOES_ON = 1, HD_REBUILDS = 2, HD_LOSES = 4 };
+ * made again; a spare says both. It says so by many bits: no word that is lost is taken for an end.
+ */
+enum { HD_ENDS = 0, HD_REBUILDS = 1, HD_LOSES = 2, HD_GOES_ON = (1 << HD_ACCORD_BITS) - 4 };
 
 /* How many the job is to have: the same on all processes, which compare it. */
 void hd_spares_want(int n);

@@ -23,9 +23,10 @@
 #include "hd_status.h"
 #include "hd_window.h"
 
-#define AWAKE 30000 /* ns after a request, for the next one: it comes when the first is answered   \
-                     */
-#define AT_ONCE 64  /* requests taken in before the others go on */
+#define AWAKE                                                                                      \
+    30000          /* ns after a request, for the next one: it comes when the first is answered    \
+                    */
+#define AT_ONCE 64 /* requests taken in before the others go on */
 
 typedef struct host host;
 
