@@ -227,12 +227,7 @@ def parse() -> argparse.Namespace:
         "--np", type=int, nargs="+", metavar="N", help="numbers of ranks (default: 1 2 4)"
     )
     parser.add_argument(
-        "--without",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="not these files or folders of tests",
+        "--without", type=Path, nargs="+", default=[], metavar="FILE", help="leave these files out"
     )
     parser.add_argument("-k", metavar="EXPR", help="only tests that match, as for pytest")
     parser.add_argument(

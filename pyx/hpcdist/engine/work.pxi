@@ -385,21 +385,16 @@ cdef class Work:
             kept.append(self)
 
     def let_go(self):
-        """Cancels a receive, and gives up a send: MPI may read its tensor for ever, and nobody waits for it.
-
-        For code that a signal handler's exception has interrupted: no other handler runs meanwhile.
-        """
+        """Cancels a receive, or gives up a send, whose tensor MPI may read for ever. For code like take_back's."""
         if self.j == NULL or self.j.kind < HD_SEND or hd_forked:
-            return
-        self.j.seen = 1
-        if hd_job_state(self.j) == HD_DONE:
             return
         if self.j.kind == HD_RECV:
             self.take_back([])
-        elif hd_comm_enter(self.j.comm, False):
+        elif hd_job_state(self.j) != HD_DONE and hd_comm_enter(self.j.comm, False):
             with nogil:
                 hd_p2p_give_up(self.j)
                 hd_comm_exit(self.j.comm)
+        self.j.seen = 1
 
     def synchronize(self):
         """Waits, like :meth:`wait` without a timeout (on the host, that makes results visible)."""
