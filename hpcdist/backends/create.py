@@ -15,6 +15,9 @@ from hpcdist.errors import DistBackendError
 
 from . import registry
 
+#: Classes of backends that are known to fit: to look takes longer than all else that makes a group.
+_fitting: set[type] = set()
+
 
 def create(
     config: registry.BackendConfig,
@@ -145,6 +148,8 @@ def _check_interface(backend: type) -> None:
     TypeError
         Else the first all_gather_object would raise one that does not say what is wrong.
     """
+    if backend in _fitting:
+        return
     if not issubclass(backend, (GroupBackend, _engine.Comm)):
         raise TypeError(f"{backend.__qualname__} must be a hpcdist.backends.base.GroupBackend")
     for name, ours in vars(GroupBackend).items():
@@ -155,6 +160,7 @@ def _check_interface(backend: type) -> None:
             f"{backend.__qualname__}.{name} must accept **about, what hpcdist knows about the "
             "call; see hpcdist.backends.base.GroupBackend"
         )
+    _fitting.add(backend)
 
 
 def _takes_keywords(method: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
@@ -152,6 +153,18 @@ def test_a_backend_that_is_of_another_class(no_world):
         dist.Backend.register_backend("stranger", lambda *about: Stranger(), devices="cpu")
     text = refusal_of("stranger")
     parallel_assert("Stranger must be a hpcdist.backends.base.GroupBackend" in text, text)
+
+
+def test_a_backends_class_is_checked_once(monkeypatch):
+    """That takes longer than all else that makes a group."""
+    dist.destroy_process_group(dist.new_group())
+    looked, signature = [], inspect.signature
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            inspect, "signature", lambda method: (looked.append(method), signature(method))[1]
+        )
+        dist.destroy_process_group(dist.new_group())
+    parallel_assert(not looked, f"{looked}")
 
 
 def test_a_registered_scheme_and_the_mpi_backend(no_world, mpi_tmp_path):
