@@ -256,7 +256,7 @@ def test_count_and_repr():
 
 @pytest.mark.once
 @pytest.mark.deadline(240)
-def test_thousands_of_groups_leak_nothing():
+def test_a_thousand_groups_leak_nothing():
     """MPI libraries run out of communicators, or of memory, when a few hundred are left behind."""
 
     def used() -> int:
@@ -266,7 +266,7 @@ def test_thousands_of_groups_leak_nothing():
     for _ in range(200):
         dist.destroy_process_group(dist.new_group())
     before, groups, each = [used()], dist.get_pg_count(), 190
-    for _ in range(8):
+    for _ in range(5):
         for _ in range(each):
             dist.destroy_process_group(dist.new_group())
         before.append(used())
