@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import torch
-import torch.distributed as stock
 
 import hpcdist as dist
 from hpcdist.debug import start_debug_server, stop_debug_server
@@ -34,15 +32,16 @@ def hang(rank: int, seconds: float) -> None:
 
 
 def work(rank: int, seconds: float) -> None:
-    """All ranks work, and check what they get."""
+    """All ranks work, and check what they get, until the file SERVED_END is there."""
     size, until = dist.get_world_size(), time.time() + seconds
+    end = os.environ.get("SERVED_END", "")
     goes_on = np.ones(1)
     while goes_on[0]:
         for _ in range(200):
             data = np.full(3, rank + 1.0)
             dist.all_reduce(data)
             assert (data == size * (size + 1) / 2).all()
-        goes_on[0] = time.time() < until
+        goes_on[0] = time.time() < until and not os.path.exists(end)
         dist.broadcast(goes_on, 0)
 
 
@@ -58,6 +57,9 @@ def both(rank: int, seconds: float) -> None:
 
 def bridge(rank: int, seconds: float) -> None:
     """Stock torch, with rank 1 late."""
+    import torch
+    import torch.distributed as stock
+
     stock.all_reduce(torch.ones(3))
     if rank == 1:
         time.sleep(seconds)  # hung: bridge
@@ -106,6 +108,8 @@ def main() -> None:
     if kind == "errors":
         return errors()
     if kind == "bridge":
+        import torch.distributed as stock
+
         stock.init_process_group(backend="hpcdist", init_method="mpi://")
         rank = stock.get_rank()
     else:

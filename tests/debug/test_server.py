@@ -217,7 +217,10 @@ def refuse_what_is_huge(one: Job) -> None:
 
 def test_attacks(tmp_path, count):
     """All at once, on a job that works and checks its results."""
-    with job("work", "22", env={"HPCDIST_DUMP": str(tmp_path / "none")}) as one:
+    end = tmp_path / "end"
+    with job(
+        "work", "90", env={"HPCDIST_DUMP": str(tmp_path / "none"), "SERVED_END": str(end)}
+    ) as one:
         slow = [socket.create_connection(("127.0.0.1", one.port), 30) for _ in range(20)]
         for each in slow:
             each.sendall(b"GET /state HTTP/1.1\r\nHost: x\r\n")  # and no end
@@ -240,6 +243,7 @@ def test_attacks(tmp_path, count):
             each.close()
         count(len(slow) + len(many) + 7 * 6 + len(PATHS) + 5 + 5)
         assert one.process.poll() is None  # the server ended them, not the job's end
+        end.touch()
         code, text = one.end()
         assert code == 0 and text.count("end ") == 2, text
         assert gone([server])
@@ -256,11 +260,14 @@ def test_a_killed_rank(count):
         count(1)
 
 
-def test_a_killed_server(count):
+def test_a_killed_server(count, tmp_path):
     """The job goes on."""
-    with job("work", "4") as one:
+    end = tmp_path / "end"
+    with job("work", "90", env={"SERVED_END": str(end)}) as one:
         (server,) = one.servers()
         os.kill(server, signal.SIGKILL)
+        time.sleep(2.0)  # at work
+        end.touch()
         code, text = one.end()
         assert code == 0 and text.count("end ") == 2, text
         count(1)
