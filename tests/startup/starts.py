@@ -54,6 +54,14 @@ def hpcdist_alone() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
+def without_torch() -> None:
+    import hpcdist as dist
+
+    dist.init_process_group()
+    work()
+    assert "torch" not in sys.modules
+
+
 def several_threads() -> None:
     """Several threads start the world at once, as lazy libraries do; one of them gets it."""
     import threading
@@ -368,6 +376,7 @@ PROGRAMS = {
     program.__name__: program
     for program in (
         hpcdist_alone,
+        without_torch,
         without_destroy_twice,
         mpi4py_before,
         mpi4py_after,

@@ -164,10 +164,10 @@ def test_who_does_not_come_is_named(tmp_path):
 
 @pytest.mark.skipif(not OPEN_MPI, reason="MPICH starts without a launcher: tested above")
 def test_open_mpi_is_told_the_command_under_torchrun():
-    code, text = run([*TORCHRUN, "--nproc-per-node", "2", STARTS, "hpcdist_alone"])
+    code, text = run([*TORCHRUN, "--nproc-per-node", "2", STARTS, "without_torch"])
     assert code != 0
     assert "2 processes were started by torchrun" in text, text
-    assert re.search(r"mpirun .*-n 2 \S*python -u \S*starts.py hpcdist_alone", text), text
+    assert re.search(r"mpirun .*-n 2 \S*python -u \S*starts.py without_torch", text), text
 
 
 @pytest.mark.parametrize("how", ["launcher", "ft"] if OPEN_MPI else ["launcher", "plain"])
@@ -217,10 +217,10 @@ def test_spawn_of_a_job_that_goes_on_after_a_death():
 def test_launch(tmp_path):
     """It says what it runs, prefixes the output, and passes the status on."""
     base = [sys.executable, "-m", "hpcdist", "launch", "-n", "2"]
-    code, text = run([*base, STARTS, "hpcdist_alone"])
+    code, text = run([*base, STARTS, "without_torch"])
     assert code == 0, text
     first = text.splitlines()[0]
-    assert first.startswith("+ /") and first.endswith(f"{STARTS} hpcdist_alone"), text
+    assert first.startswith("+ /") and first.endswith(f"{STARTS} without_torch"), text
     tag = r"\[1,{0}\]<stdout>: " if OPEN_MPI else r"\[{0}\] "
     for rank in (0, 1):
         assert re.search(rf"{tag.format(rank)}well", text), text
@@ -235,7 +235,7 @@ def test_launch_beside_the_files_of_a_dead_mpirun(short_folder):
     """One that was killed leaves them; that of the same pid, as in a container, did not start."""
     left = 'mkdir "$TMPDIR/ompi.$$" && touch "$TMPDIR/ompi.$$/pmix.vm.tool"'
     script = f'unset PRTE_MCA_prte_tmpdir_base; {left} && exec "$0" "$@"'
-    launch = [sys.executable, "-m", "hpcdist", "launch", "-n", "2", STARTS, "hpcdist_alone"]
+    launch = [sys.executable, "-m", "hpcdist", "launch", "-n", "2", STARTS, "without_torch"]
     code, text = run(["sh", "-c", script, *launch], TMPDIR=str(short_folder))
     assert code == 0 and text.count("well") == 2, text
 
