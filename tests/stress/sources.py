@@ -27,7 +27,8 @@ CHECKING = ("check", "page", "page_pairs", "carry", "scale")
 SHARING = ("node", "node_reduce", "direct", "slots", "scale", "stream")
 NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in SHARING))
 CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
-WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("watchdog", "status")))
+WATCHING = ("watchdog", "starving", "process", "status")
+WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in WATCHING))
 ROLL = (
     "tests/stress/roll.c",
     *BASE,

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "hd_accord.h"
+#include "hd_starving.h"
 
 /* An engine for the standard ABI runs with any libmpi. */
 #if defined OPEN_MPI || defined MPI_ABI
@@ -58,6 +59,9 @@ typedef struct hd_transfer {
     double timeout;      /* the operation's own: the group's may have changed since */
     uint64_t seen_phase; /* the watchdog's memory */
     int64_t since, slept;
+    int tid; /* atomic: the thread that is inside, and how long it waited for a core */
+    hd_starving starving;
+    int64_t starved; /* ns */
 } hd_transfer;
 
 /* An agreement that timed out and goes on: see hd_comm_agree(). */

@@ -37,6 +37,7 @@ typedef struct entry {
     /* ... in this check, and can make no other call meanwhile. */
     uint32_t blocked_check;
     int64_t reported;         /* ns; of slot 0: when a rank of the node last wrote a hang report */
+    int64_t starved;          /* ns: so long its thread waited for a core in this phase */
     int warned;               /* of slot 0: a rank of the node has named one that is late */
     char record[HD_REC_PATH]; /* the file of its flight recorder */
     uint32_t recovers;        /* it is in hd_comm_recover(): one of the above; or 0 */
@@ -71,11 +72,13 @@ struct hd_session {
     pthread_mutex_t mpi_mu;
     const char *last_api;
     uint32_t last_seq;
-    int64_t window;     /* ns: since when the watchdog counts how long this rank waited */
-    int ft;             /* it goes on without a rank that dies: see hd_ft.h */
-    int broken;         /* atomic: a rank has died; all operations fail */
-    int uncommitted;    /* atomic: the death of a spare does not break it: see hd_spares.h */
-    uint8_t *lost;      /* atomic, by rank */
+    int last_tid;         /* atomic: the thread that began it */
+    hd_starving starving; /* the watchdog's memory of that */
+    int64_t window;       /* ns: since when the watchdog counts how long this rank waited */
+    int ft;               /* it goes on without a rank that dies: see hd_ft.h */
+    int broken;           /* atomic: a rank has died; all operations fail */
+    int uncommitted;      /* atomic: the death of a spare does not break it: see hd_spares.h */
+    uint8_t *lost;        /* atomic, by rank */
     int64_t rebuilt_by; /* atomic, ns: until then the ranks that are left make a new session; -1: it
                          * is made; 0: they do not */
     int remade;         /* of the ranks that a death has left */

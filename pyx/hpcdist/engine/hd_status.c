@@ -7,6 +7,7 @@
 #include "hd_comm.h"
 #include "hd_job.h"
 #include "hd_session.h"
+#include "hd_starving.h"
 #include "hd_status.h"
 
 static uint64_t own_phase(const entry *e) { return __atomic_load_n(&e->phase, __ATOMIC_RELAXED); }
@@ -17,6 +18,7 @@ void hd_session_enter(hd_session *s, const hd_job *j)
 {
     __atomic_store_n(&s->last_api, j->api, __ATOMIC_RELAXED);
     __atomic_store_n(&s->last_seq, j->seq, __ATOMIC_RELAXED);
+    __atomic_store_n(&s->last_tid, hd_tid(), __ATOMIC_RELAXED);
     if (s->page) {
         entry *e = &s->page[s->slot];
         __atomic_store_n(&e->seq, j->seq, __ATOMIC_RELAXED);
@@ -155,12 +157,21 @@ int64_t hd_session_silent(const hd_session *s, int slot, int64_t limit)
     return since > limit ? since : 0;
 }
 
+int64_t hd_session_starved(const hd_session *s, int slot)
+{
+    const entry *e = &s->page[slot];
+    const uint64_t phase = __atomic_load_n(&e->phase, __ATOMIC_ACQUIRE);
+    if (!(phase & 1) || __atomic_load_n(&e->since_phase, __ATOMIC_ACQUIRE) != phase)
+        return 0;
+    return __atomic_load_n(&e->starved, __ATOMIC_RELAXED);
+}
+
 void hd_session_report(hd_session *s, int slot, hd_text *t)
 {
     entry *e;
     uint64_t phase, tp;
     int64_t now = hd_now(), silent;
-    double since = 0.0;
+    double since = 0.0, starved;
 
     if (!s->page || slot < 0) {
         hd_say(t, "on another node");
@@ -193,6 +204,9 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
             say_last(t, e);
             hd_say(t, " for %.1f s", since);
         }
+        starved = (double)hd_session_starved(s, slot) * 1e-9;
+        if (starved > since / 2)
+            hd_say(t, ", %.1f s of it without a core", starved);
     } else if (phase && has_called(e)) {
         hd_say(t, "is outside hpcdist for %.1f s (last: ", since);
         say_last(t, e);

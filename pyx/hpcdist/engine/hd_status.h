@@ -26,6 +26,8 @@ uint32_t hd_session_crossed(hd_session *s, const hd_comm *c, int slot, const cha
 #define HD_STARVED 2000000000LL /* ns: a rank that shows no life for longer is reported */
 /* ns since the rank in `slot` has shown that it lives; 0: no more than `limit`. */
 int64_t hd_session_silent(const hd_session *s, int slot, int64_t limit);
+/* ns for which the rank in `slot` has waited for a core in the operation that it is in. */
+int64_t hd_session_starved(const hd_session *s, int slot);
 void hd_session_report(hd_session *s, int slot,
                        hd_text *t); /* "in recv from rank 2 for 3.1 s at ..." */
 

@@ -27,6 +27,7 @@
 #include "hd_recorder_file.h"
 #include "hd_session.h"
 #include "hd_stacks.h"
+#include "hd_starving.h"
 #include "hd_status.h"
 #include "hd_stopped.h"
 #include "hd_watchdog.h"
@@ -60,6 +61,7 @@ static void begin(hd_comm *c, hd_job *j, int votes)
     __atomic_store_n(&c->transfer.seq, j->seq, __ATOMIC_RELEASE);
     __atomic_store_n(&c->transfer.votes, votes, __ATOMIC_RELEASE);
     __atomic_store(&c->transfer.timeout, &j->timeout, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->transfer.tid, hd_tid(), __ATOMIC_RELAXED);
     j->data_until = until;
     __atomic_store_n(&c->transfer.until, until, __ATOMIC_RELEASE);
     __atomic_store_n(&c->transfer.phase, c->transfer.phase + 1, __ATOMIC_RELEASE);
@@ -107,7 +109,38 @@ static void say_elsewhere(hd_text *t, const hd_comm *c)
         hd_say(t, ".");
 }
 
-static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after)
+/* The rank of this node that waited the longest for a core; *ns: how long. */
+static int most_starved(const hd_session *s, const hd_comm *c, int64_t *ns)
+{
+    int most = c->rank;
+    *ns = c->transfer.starved;
+    for (int r = 0; s->page && r < c->size; r++)
+        if (r != c->rank && c->node_slot[r] >= 0) {
+            const int64_t its = hd_session_starved(s, c->node_slot[r]);
+            if (its > *ns) {
+                *ns = its;
+                most = r;
+            }
+        }
+    return most;
+}
+
+/* Nobody need have failed if the call would not be late but for the time in which a rank that
+ * wanted to run had no core. It ends all the same: nothing tells when that rank will have one. */
+static void say_cause(hd_text *t, const hd_session *s, const hd_comm *c, int64_t late)
+{
+    int64_t ns;
+    const int rank = most_starved(s, c, &ns);
+    hd_say(t, ", so a peer died, was stopped or got no core, or the network fails");
+    if (ns >= late)
+        hd_say(t,
+               ". Rank %d there has waited for a core for %.3g s of that: this node has fewer "
+               "cores than threads that want one, or its limit of processor time is reached",
+               rank, (double)ns * 1e-9);
+}
+
+/* late: ns since the call's latest end. */
+static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after, int64_t late)
 {
     char buffer[HD_TEXT];
     hd_text t;
@@ -115,11 +148,12 @@ static void stuck(hd_session *s, const hd_comm *c, const moving *m, double after
     say_prefix(&t, s);
     hd_say(&t,
            "%s #%u of group '%s' (rank %d of %d there) has %s for %.3g s, longer than its "
-           "timeout. All ranks had entered it%s, so a peer died, was stopped, or the network "
-           "fails; the call cannot be cancelled: aborting the job.",
+           "timeout. All ranks had entered it%s",
            m->api, m->seq, c->name, c->rank, c->size,
            m->votes ? "been waiting for the other ranks' votes" : "been moving data", after,
            m->votes ? ", and one has not said whether it goes on" : "");
+    say_cause(&t, s, c, late);
+    hd_say(&t, "; the call cannot be cancelled: aborting the job.");
     say_elsewhere(&t, c);
     for (int i = 0; i < s->node_n && t.used < 1500; i++)
         if (i != s->slot) {
@@ -220,7 +254,8 @@ static int superseded(hd_session *s, int64_t now, int64_t slept)
     hd_text_init(&t, buffer, sizeof buffer);
     say_prefix(&t, s);
     hd_say(&t, "all ranks that are left have called reconfigure, and made no new group within its "
-               "timeout: one of them was stopped, or the network fails: aborting the job.");
+               "timeout: one of them was stopped or got no core, or the network fails: aborting "
+               "the job.");
     for (int i = 0; s->page && i < s->node_n && t.used < 1500; i++)
         if (i != s->slot) {
             hd_say(&t, "\n  rank %u ", s->page[i].world_rank);
@@ -231,6 +266,23 @@ static int superseded(hd_session *s, int64_t now, int64_t slept)
 }
 
 /* ---- the thread ---- */
+
+/* What the other ranks of the node see of this one. */
+static void show(hd_session *s, int64_t now)
+{
+    entry *me = &s->page[s->slot];
+    const uint64_t phase = __atomic_load_n(&me->phase, __ATOMIC_ACQUIRE);
+    if (phase != me->since_phase || !me->since) { /* only this thread writes these */
+        s->starving.tid = 0;
+        __atomic_store_n(&me->starved, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&me->since, now, __ATOMIC_RELAXED);
+        __atomic_store_n(&me->since_phase, phase, __ATOMIC_RELEASE);
+    } else if (phase & 1) {
+        const int tid = __atomic_load_n(&s->last_tid, __ATOMIC_RELAXED);
+        __atomic_store_n(&me->starved, hd_starving_look(&s->starving, tid), __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&me->beat, now, __ATOMIC_RELAXED);
+}
 
 /* slept: ns for which this process was stopped before this call. */
 static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
@@ -245,16 +297,21 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
             c->transfer.seen_phase = phase;
             c->transfer.since = hd_now(); /* not `now`: this thread may have lost its core since
                                            * then, and the operation may have begun meanwhile */
-            c->transfer.slept = 0;
+            c->transfer.slept = c->transfer.starved = 0;
+            c->transfer.starving.tid = 0;
         } else if (phase & 1) {
             moving m;
             int64_t until;
+            c->transfer.starved =
+                hd_starving_look(&c->transfer.starving,
+                                 __atomic_load_n(&c->transfer.tid, __ATOMIC_RELAXED));
             c->transfer.slept += slept; /* its ranks are not to blame if the whole job is stopped */
             if (!read_moving(c, phase, &m))
                 continue;
             until = m.until ? m.until : hd_later(c->transfer.since, hd_ns(m.timeout));
             if (now > hd_later(until, GRACE + c->transfer.slept) && now >= hd_stopped_end(s))
-                stuck(s, c, &m, (double)(now - c->transfer.since) * 1e-9);
+                stuck(s, c, &m, (double)(now - c->transfer.since) * 1e-9,
+                      now - until - c->transfer.slept);
         }
     }
     hd_late_look(s, now, &t);
@@ -304,15 +361,8 @@ static void *watchdog_main(void *arg)
         now = hd_now();
         slept = last && now - last > STOPPED ? now - last : 0;
         last = now;
-        if (s->page) {
-            entry *me = &s->page[s->slot];
-            uint64_t phase = __atomic_load_n(&me->phase, __ATOMIC_ACQUIRE);
-            if (phase != me->since_phase || !me->since) { /* only this thread writes these */
-                __atomic_store_n(&me->since, now, __ATOMIC_RELAXED);
-                __atomic_store_n(&me->since_phase, phase, __ATOMIC_RELEASE);
-            }
-            __atomic_store_n(&me->beat, now, __ATOMIC_RELAXED);
-        }
+        if (s->page)
+            show(s, now);
         for (int i = 0; i < n && fds; i++) {
             if (i == s->slot)
                 continue;
