@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from hpcdist import _engine, _environment, _loader, config, debug_level, launchers
 from hpcdist.errors import DistBackendError
 
+from . import finalize
 from .base import BackendOptions
 from .registry import Backend
 
@@ -156,6 +157,7 @@ def start() -> tuple[int, int]:
             _engine.init_mpi()
     else:
         _engine.init_mpi()
+    finalize.prepare()
     _engine.look_for_nans(config.get("nan_check"))
     return _engine.world_rank_size()
 

@@ -374,6 +374,7 @@ cdef extern from "hd_abort.h" nogil:
 cdef extern from "hd_exit.h" nogil:
     int hd_finalized
     void hd_arm_exit(int)
+    void hd_exit_before_finalize()
     void hd_exit_mark(const char*, int, int)
     int hd_in_child()
     void hd_session_poisoned(hd_session*)

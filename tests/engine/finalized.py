@@ -2,20 +2,25 @@
 
     mpirun -n 2 python finalized.py WHAT
 
-WHAT: what is in flight, or has been left, when MPI ends.
+WHAT: what is in flight, or has been left, when MPI ends. mpi4py is imported first, and starts MPI,
+unless that ends with "imported later".
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
 from ending_parts import say
-from mpi4py import MPI
 
 import hpcdist as dist
+
+
+def finalize() -> None:
+    importlib.import_module("mpi4py.MPI").Finalize()
 
 
 def refused(call: Callable[[], object]) -> None:
@@ -42,14 +47,19 @@ def destroy(rank: int, how: str) -> None:
     elif how == "queued":
         dist.barrier()
         works = [dist.all_reduce(np.ones(9, np.float32), async_op=True) for _ in range(20)]
+    elif how.startswith("several lanes"):
+        values = np.ones(1 << 18, np.float32)
+        works = [dist.all_reduce(values, group=groups[i % 2], async_op=True) for i in range(40)]
+    elif how == "without the others" and rank == 1:
+        works = [dist.all_reduce(np.ones(9, np.float32), async_op=True) for _ in range(3)]
     elif how == "messages":
         works = [dist.irecv(np.ones(9, np.float32), other, group=groups[0])]
     elif how == "long messages":  # of which MPI sends the most when their receive is there
         values = np.ones(1 << 20, np.float32)
         works = [dist.isend(values, other), dist.irecv(np.zeros_like(values), other)]
-    if how != "queued":
+    if how not in ("queued", "without the others") and "lanes" not in how:
         dist.barrier()
-    MPI.Finalize()
+    finalize()
     if how == "nothing":
         refused(lambda: dist.all_reduce(np.ones(3)))
         refused(lambda: dist.all_reduce(np.ones(3), async_op=True))
@@ -67,12 +77,15 @@ def destroy(rank: int, how: str) -> None:
             ends.append("well")
         except dist.DistError as error:
             ends.append(str(error))
-    wanted = "the program finalized MPI" if how == "messages" else "well"
+    fail = how in ("messages", "without the others")
+    wanted = "the program finalized MPI" if fail else "well"
     assert all(wanted in end for end in ends), ends
     assert not dist.is_initialized()
     say(f"rank {rank} ends")
 
 
 if __name__ == "__main__":
+    if not sys.argv[1].endswith("imported later"):
+        importlib.import_module("mpi4py.MPI")
     dist.init_process_group(timeout=timedelta(seconds=20))
     destroy(dist.get_rank(), sys.argv[1])

@@ -200,19 +200,20 @@ static int time_out(visit *v)
     return j->code;
 }
 
-/* A signal handler raised. If all ranks are here, the operation finishes first, and the exception
- * is raised after it. */
-static int interrupt(visit *v)
+/* A signal handler raised, or this rank finalizes MPI (HD_GAVE_UP). If all ranks are here, the
+ * operation finishes first, and the exception is raised after it. */
+static int interrupt(visit *v, enum hd_why why)
 {
     char names[256];
     hd_text missing;
     const int code = v->j->code;
 
     hd_text_init(&missing, names, sizeof names);
-    v->j->code = HD_ERR_INTERRUPT;
-    return code != HD_ERR_INTERRUPT && abandon(v, HD_INTERRUPTED, HD_ERR_TIMEOUT, &missing)
-               ? HD_ERR_INTERRUPT
-               : HD_OK;
+    if (why == HD_INTERRUPTED)
+        v->j->code = HD_ERR_INTERRUPT;
+    if (code == HD_ERR_INTERRUPT || !abandon(v, why, HD_ERR_TIMEOUT, &missing))
+        return HD_OK;
+    return v->j->code = HD_ERR_INTERRUPT;
 }
 
 /* Rank r has gone without coming to this check. */
@@ -301,7 +302,9 @@ static int look_around(visit *v, int r)
         count(v, r, 1);
     hd_session_note(c->session, j);
     hd_hang_expect(c->session, (double)v->wait.limit * 1e-9 - hd_waiter_elapsed(&v->wait));
-    if (hd_job_interrupted(j) && (code = interrupt(v)))
+    if (hd_job_interrupted(j) && (code = interrupt(v, HD_INTERRUPTED)))
+        return code;
+    if (hd_job_ends(j) && (code = interrupt(v, HD_GAVE_UP)))
         return code;
     if (hd_session_broken(c->session))
         return lose_any(v);

@@ -102,6 +102,11 @@ static int look_around(hd_comm *c, hd_job *j, const hd_waiter *w)
     hd_hang_expect(c->session, (double)w->limit * 1e-9 - after);
     if (p->caucus)
         hd_session_progress(c->session);
+    if (hd_job_ends(j) && !j->closing && hd_leave_allowed(p)) {
+        j->code = HD_ERR_INTERRUPT;
+        hd_leave_early(c, j, HD_POST_GAVE_UP, after);
+        return 1;
+    }
     if (interrupted(j)) {
         j->code = HD_ERR_INTERRUPT;
         if (!hd_leave_allowed(p))

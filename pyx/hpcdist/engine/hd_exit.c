@@ -15,6 +15,7 @@
 #include "hd_exit.h"
 #include "hd_exit_page.h"
 #include "hd_hydra.h"
+#include "hd_job.h"
 #include "hd_lane.h"
 #include "hd_pmi.h"
 #include "hd_poller.h"
@@ -32,16 +33,21 @@ static int commits_rank, commits_here;
 
 int hd_in_child(void) { return armed_pid && armed_pid != getpid(); }
 
+#define IN_FLIGHT 3000000000LL /* ns that operations get when MPI ends, */
+#define GIVES_UP 2000000000LL  /* and then those whose other ranks have not come, to say so */
+
 /* A thread of ours that is inside MPI while MPI ends would crash or hang the process. */
 static int threads_out_of_mpi(void)
 {
-    const int64_t until = hd_now() + 3000000000LL;
+    const int64_t begun = hd_now();
     if (!hd_windows_shutdown() || !hd_p2p_shutdown())
         return 0;
     while (__atomic_load_n(&hd_lane_jobs, __ATOMIC_SEQ_CST) ||
            __atomic_load_n(&hd_callers, __ATOMIC_SEQ_CST)) {
         struct timespec ts = {0, 1000000};
-        if (hd_now() > until)
+        if (hd_now() > hd_later(begun, IN_FLIGHT))
+            __atomic_store_n(&hd_lanes_end, 1, __ATOMIC_RELEASE);
+        if (hd_now() > hd_later(begun, IN_FLIGHT + GIVES_UP))
             return 0;
         nanosleep(&ts, NULL);
     }
@@ -50,10 +56,11 @@ static int threads_out_of_mpi(void)
 
 int hd_finalized;
 
-/* MPI_Finalize, by any caller, deletes the attributes of MPI_COMM_SELF before anything else. */
-static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
+void hd_exit_before_finalize(void)
 {
-    (void)comm, (void)key, (void)value, (void)extra;
+    static int begun;
+    if (__atomic_exchange_n(&begun, 1, __ATOMIC_ACQ_REL))
+        return;
     __atomic_store_n(&hd_finalized, !hd_in_child(), __ATOMIC_RELEASE);
     hd_exit_set_finalizing();
     hd_hydra_leave();
@@ -66,6 +73,14 @@ static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
         hd_p2p_drain(NULL, 0.5); /* as at a program's end: those whose peer is there end well */
         hd_p2p_close(NULL);      /* no later call may test the others */
     }
+}
+
+/* MPI_Finalize, by any caller, deletes the attributes of MPI_COMM_SELF before anything else. But
+ * MPICH's stops locking even before that: whoever can, calls the above first. */
+static int before_finalize(MPI_Comm comm, int key, void *value, void *extra)
+{
+    (void)comm, (void)key, (void)value, (void)extra;
+    hd_exit_before_finalize();
     return MPI_SUCCESS;
 }
 

@@ -5,6 +5,9 @@
 #include "hd_comm.h"
 
 extern int hd_finalized; /* atomic: somebody in this process has come to MPI_Finalize */
+/* Waits for what is in flight, and then no thread of hpcdist calls MPI any more. To be called
+ * before MPI_Finalize; a second time it does nothing. */
+void hd_exit_before_finalize(void);
 /* Installs the libc exit handler, which finalizes or aborts by exit status. */
 void hd_arm_exit(int owns_mpi);
 /* The folder of the job's commits ("": as before), this rank, and how many ranks the node has: the

@@ -20,6 +20,7 @@
 #define DATA_LEAST 5.0 /* seconds for the data, or the timeout if shorter */
 
 hd_hooks hd_py;
+int hd_lanes_end;
 
 const char *hd_kind_name(int kind)
 {

@@ -212,6 +212,13 @@ typedef struct hd_hooks {
 } hd_hooks;
 extern hd_hooks hd_py;
 
+/* atomic: the program finalizes MPI, and lanes no longer wait for ranks that have not arrived */
+extern int hd_lanes_end;
+static inline int hd_job_ends(const hd_job *j)
+{
+    return !j->inline_ && __atomic_load_n(&hd_lanes_end, __ATOMIC_ACQUIRE);
+}
+
 /* Whether a signal handler has raised in the call. The thread of a lane hears of it from the thread
  * that waits. */
 static inline int hd_job_interrupted(hd_job *j)

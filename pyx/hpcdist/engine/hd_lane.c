@@ -87,9 +87,28 @@ static int begun_before_seen(const hd_comm *c, const hd_job *j)
     return c->failure.text && (c->failure.unseen || (int32_t)(j->seq - c->failure.upto) <= 0);
 }
 
+/* The program finalizes MPI, and did not wait for this one, which this rank or another gave up. */
+static void fail_ended(const hd_comm *c, hd_job *j)
+{
+    if (!hd_job_ends(j) || __atomic_load_n(&j->unwanted, __ATOMIC_ACQUIRE) ||
+        (j->code != HD_ERR_INTERRUPT && j->code != HD_ERR_TIMEOUT))
+        return;
+    j->code = HD_OK;
+    hd_fail(j, HD_ERR_CLOSED,
+            "the program finalized MPI before %s #%u of group '%s' (this is rank %d of %d%s%s) had "
+            "ended",
+            j->api, j->seq, c->name, c->rank, c->size, j->site[0] ? ", called at " : "", j->site);
+}
+
 /* With c->mu held. */
 static void pass_on_cause(hd_comm *c, hd_job *j)
 {
+    if (hd_job_ends(j) && !j->refusal.why) {
+        j->code = HD_ERR_INTERRUPT;
+        j->refusal.why = "its program finalizes MPI";
+        j->refusal.code = HD_ERR_FAILED;
+        return;
+    }
     if (!begun_before_seen(c, j) || j->refusal.why)
         return;
     j->cause = malloc(HD_TEXT);
@@ -171,6 +190,7 @@ static void *lane_main(void *arg)
         hd_exec(c, j);
         if (j->cause)
             hd_fail(j, j->refusal.code, "%s", j->cause);
+        fail_ended(c, j);
         pthread_mutex_lock(&c->mu);
         keep_cause(c, j);
         if (c->failure.text && !c->failure.unseen && !c->lane.head)

@@ -114,6 +114,16 @@ def init_mpi():
             sys.exit = _exit
 
 
+def leave_mpi():
+    """Waits for what is in flight, and then no thread of hpcdist calls MPI any more: before MPI_Finalize.
+
+    A second call does nothing. So does one before MPI is up, or in a child of fork.
+    """
+    if hooked and mpi_state() == "up" and not hd_forked and not hd_in_child():
+        with nogil:
+            hd_exit_before_finalize()
+
+
 def look_for_nans(bint wanted):
     """From now on this rank looks for NaNs in what it gives to the others, or does not.
 
