@@ -10,6 +10,7 @@
 #include "hd_ulfm.h"
 
 #define EXPLAIN_S 0.5 /* seconds for the watchdog to see which rank died, after MPI has */
+#define NAMED 16      /* ranks that an error lists */
 
 static int wanted;
 
@@ -64,19 +65,25 @@ static int for_no_death(const hd_session *s)
     return 0;
 }
 
+/* The first of n ranks. */
+static void say_ranks(hd_text *t, const int *ranks, int n)
+{
+    hd_say(t, n > 1 ? "ranks " : n ? "rank " : "a rank");
+    for (int i = 0; i < n && i < NAMED; i++)
+        hd_say(t, "%s%d", i ? ", " : "", ranks[i]);
+    if (n > NAMED)
+        hd_say(t, " and %d more", n - NAMED);
+}
+
 void hd_ft_say_why(const hd_session *s, hd_text *t)
 {
-    int ranks[16];
-    const int n = hd_ft_lost(s, ranks, 16);
+    int ranks[NAMED];
+    const int n = hd_ft_lost(s, ranks, NAMED);
     if (!n && for_no_death(s)) {
         hd_say(t, "the default group is being reconfigured");
         return;
     }
-    hd_say(t, n > 1 ? "ranks " : n ? "rank " : "a rank");
-    for (int i = 0; i < n && i < 16; i++)
-        hd_say(t, "%s%d", i ? ", " : "", ranks[i]);
-    if (n > 16)
-        hd_say(t, " and %d more", n - 16);
+    say_ranks(t, ranks, n);
     hd_say(t, " of the job died");
 }
 
@@ -109,6 +116,30 @@ static int tells_of_death(int error)
     return class == MPIX_ERR_REVOKED || class == MPIX_ERR_PROC_FAILED;
 #else
     (void)error;
+    return 0;
+#endif
+}
+
+int hd_ft_say_failed(const hd_comm *c, int error, hd_text *t)
+{
+#ifdef HD_HAS_ULFM
+    MPI_Group failed = MPI_GROUP_EMPTY, all;
+    int from[NAMED], to[NAMED], n = 0;
+    if (!tells_of_death(error) && !hd_ft_pending(error))
+        return 0;
+    if (!MPIX_Comm_get_failed(c->mpi, &failed))
+        MPI_Group_size(failed, &n);
+    for (int i = 0; i < NAMED; i++)
+        from[i] = i;
+    MPI_Comm_group(c->mpi, &all);
+    MPI_Group_translate_ranks(failed, n < NAMED ? n : NAMED, from, all, to);
+    MPI_Group_free(&all);
+    if (failed != MPI_GROUP_EMPTY)
+        MPI_Group_free(&failed);
+    say_ranks(t, to, n);
+    return 1;
+#else
+    (void)c, (void)error, (void)t;
     return 0;
 #endif
 }

@@ -37,6 +37,9 @@ void hd_ft_look(hd_session *s);
 /* After an error of MPI, or none: whether a rank has died, or called reconfigure. Waits a moment
  * for the watchdog to see which one died. */
 int hd_ft_explains(hd_session *s, int error);
+/* In a job that a death ends, where MPI knows of deaths all the same. Whether the error tells of
+ * one in the group; says of which ranks: "rank 3". */
+int hd_ft_say_failed(const hd_comm *c, int error, hd_text *t);
 /* Another rank has seen one die: breaks the session, and waits a moment as above. */
 void hd_ft_hear(hd_session *s);
 /* The request is still active: it could match a message of a rank that lives. */

@@ -85,22 +85,33 @@ void hd_fail(hd_job *j, int code, const char *fmt, ...)
 
 int hd_mpi_failed(hd_job *j, int rc, const char *call)
 {
-    char what[MPI_MAX_ERROR_STRING] = "";
-    int len = 0, class = rc;
+    char what[MPI_MAX_ERROR_STRING] = "", number[16] = "";
+    char why[160];
+    hd_text t;
+    int len = 0, class = rc, died;
     if (rc == MPI_SUCCESS)
         return 0;
     MPI_Error_class(rc, &class);
+    if (j->kind < HD_SEND)
+        snprintf(number, sizeof number, " #%u", j->seq);
     if (hd_ft_on(j->comm->session) && hd_ft_explains(j->comm->session, rc)) {
-        char why[160], number[16] = "";
-        hd_text t;
         hd_text_init(&t, why, sizeof why);
         hd_ft_say_why(j->comm->session, &t);
-        if (j->kind < HD_SEND)
-            snprintf(number, sizeof number, " #%u", j->seq);
         hd_fail(j, HD_ERR_FAILED,
                 "%s: %s%s of group '%s' (this is rank %d of %d) fails, as do all "
                 "operations until the ranks that are left call reconfigure()",
                 why, j->api, number, j->comm->name, j->comm->rank, j->comm->size);
+        return 1;
+    }
+    hd_text_init(&t, why, sizeof why);
+    hd_mpi_lock(j->comm->session);
+    died = hd_ft_say_failed(j->comm, rc, &t);
+    hd_mpi_unlock(j->comm->session);
+    if (died) {
+        hd_fail(j, HD_ERR_FAILED,
+                "%s of group '%s' died: %s%s cannot complete (this is rank %d of %d%s%s)", why,
+                j->comm->name, j->api, number, j->comm->rank, j->comm->size,
+                j->site[0] ? ", called at " : "", j->site);
         return 1;
     }
     MPI_Error_string(rc, what, &len);

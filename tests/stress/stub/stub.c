@@ -48,6 +48,7 @@ STUB enum hd_gone hd_session_gone(hd_session *s, int slot) { return (void)s, (vo
 STUB int hd_session_broken(const hd_session *s) { return (void)s, 0; }
 STUB int hd_ft_on(const hd_session *s) { return (void)s, 0; }
 STUB int hd_ft_explains(hd_session *s, int error) { return (void)s, (void)error, 0; }
+STUB int hd_ft_say_failed(const hd_comm *c, int error, hd_text *t) { return (void)c, (void)error, (void)t, 0; }
 STUB void hd_ft_hear(hd_session *s) { (void)s; }
 STUB int hd_ft_pending(int error) { return (void)error, 0; }
 STUB void hd_ft_say_why(const hd_session *s, hd_text *t) { (void)s, (void)t; }
