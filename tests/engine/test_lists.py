@@ -4,7 +4,7 @@ import pytest
 import torch
 from cases import MOVED, OPS, Check, draw, here, pairs, poison, reference
 from forms import all_gather, all_gather_coalesced, reduce_scatter, reduce_scatter_tensor
-from mpis import BUILT_FOR
+from mpis import OPEN_MPI_LIMITS
 from worlds import group_for
 
 import hpcdist as dist
@@ -50,7 +50,7 @@ def test_which_lists_are_reduced_as_one_block(group):
     """Between nodes: Open MPI's from four ranks on, those of others from two."""
     check, (_, size) = Check(), here()
     most = PACKED // 4 // size
-    packs = size >= (4 if BUILT_FOR == "openmpi" else 2)
+    packs = size >= (4 if OPEN_MPI_LIMITS else 2)
     for n in (most - 1, most, most + 1):
         before = group.carrier.packed
         dist.reduce_scatter(torch.ones(n), [torch.ones(n) for _ in range(size)], group=group)

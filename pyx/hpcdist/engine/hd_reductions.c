@@ -25,7 +25,7 @@
  * changes before the sum: otherwise each rank's part is a call of its own. Open MPI's calls for two
  * and three ranks take no longer than that: docs/performance.md. */
 #define PACKED (64 << 10) /* bytes, for all ranks together */
-#ifdef OPEN_MPI
+#ifdef HD_MAYBE_OPEN_MPI
 #define PACKING_RANKS 4
 #else
 #define PACKING_RANKS 2
