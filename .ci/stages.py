@@ -162,7 +162,7 @@ STAGES = (
         "rare",
         "openmpi",
         f"HPCDIST_TEST_SEED={{seed}} python tests/run.py --only-rare --without {' '.join(SUITES)}",
-        1800,
+        2700,
         (*PACKAGE, *TESTS, *(f"!{room}/*" for room in SUITES), "examples/*", "jobscripts/*"),
         ("rare",),
     ),
