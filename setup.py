@@ -16,7 +16,7 @@ from hpcdist_build.metadata import EggInfo, SDist  # noqa: E402
 
 # Modules not named here are Cython alone.
 NATIVE = {
-    "_engine": Native(c=("kernels/*.c",), mpi_c=("engine/*.c", "kernels/hd_mpi_ops.c"), mpi=True),
+    "_engine": Native(c=("kernels/*.c",), mpi_c=("engine/*/*.c", "kernels/hd_mpi_ops.c"), mpi=True),
     "_bench": Native(c=("kernels/*.c",), mpi_c=("kernels/hd_mpi_ops.c",), mpi=True),
     "_buffer": Native(c=("kernels/hd_types.c",)),
     # The same kernels, importable without libmpi.

@@ -23,8 +23,6 @@ from hpcdist_build.target import requested_extra
 
 PYX = Path("pyx/hpcdist")
 BUILD = Path("build")
-#: Folders of C below it.
-ROOMS = ("kernels", "engine", "store", "nccl")
 
 DIRECTIVES = {
     "language_level": 3,
@@ -90,6 +88,11 @@ def extensions(table: dict[str, Native]) -> list[NativeExtension]:
     return [
         NativeExtension(pyx, table.get(pyx.stem, Native())) for pyx in sorted(PYX.glob("_*.pyx"))
     ]
+
+
+def header_folders(root: Path) -> list[Path]:
+    """The folders below one that hold C headers: no two have one of the same name."""
+    return sorted({header.parent for header in root.rglob("*.h")})
 
 
 def general_flags(given: str) -> list[str]:
@@ -280,7 +283,7 @@ class BuildExt(build_ext):
         (produced,) = self._compiler(mpi).compile(
             [str(source)],
             output_dir=str(folder),
-            include_dirs=[str(PYX), *(str(PYX / room) for room in ROOMS)],
+            include_dirs=[str(PYX), *map(str, header_folders(PYX))],
             debug=self.debug,
             extra_postargs=flags,
         )

@@ -1,4 +1,4 @@
-"""Read the flight recorder's file: ``pyx/hpcdist/engine/hd_recorder.h`` has its layout.
+"""Read the flight recorder's file: ``pyx/hpcdist/engine/recorder/hd_recorder.h`` has its layout.
 
 Its process may be writing to it, or have died at any moment. A record is written between two
 changes of its number, so one that changes while it is read is left out.

@@ -1,7 +1,7 @@
 """The MPI engine: communicators with their collectives, and MPI's start and end in this process.
 
 Importing this module loads libmpi and starts nothing; :func:`init_mpi` does. The operations are C
-code (``engine/*.c``) and run without the GIL; this module has the Python objects on top:
+code (``engine/*/*.c``) and run without the GIL; this module has the Python objects on top:
 validation, ownership, exceptions.
 """
 

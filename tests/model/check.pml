@@ -1,4 +1,4 @@
-/* The entry check of the ranks of a node: pyx/hpcdist/engine/hd_page.c, and the way hd_check.c uses it.
+/* The entry check of the ranks of a node: pyx/hpcdist/engine/agreement/hd_page.c, and the way hd_check.c uses it.
  *
  * RANKS ranks go through CHECKS checks in turn. Any rank may be slow at any moment, for ever if need be: that is a
  * rank that is late, stopped or dead, because the checker tries all orders of all steps. A rank may give up whenever

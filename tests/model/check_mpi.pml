@@ -1,4 +1,4 @@
-/* The entry check of ranks on several nodes: pyx/hpcdist/engine/hd_check_mpi.c, hd_rounds.c.
+/* The entry check of ranks on several nodes: pyx/hpcdist/engine/agreement/hd_check_mpi.c, hd_rounds.c.
  *
  * RANKS ranks go through CHECKS checks in turn. A round is an all-reduce: a rank may find it ended at any moment after
  * all have taken part, or much later, or never. One that leaves sends void ballots in the place of those that are due:

@@ -1,4 +1,4 @@
-/* The entry check of nodes with several ranks each: pyx/hpcdist/engine/hd_caucus.c, hd_check_mpi.c.
+/* The entry check of nodes with several ranks each: pyx/hpcdist/engine/agreement/hd_caucus.c, hd_check_mpi.c.
  *
  * NODES nodes of EACH ranks go through CHECKS checks in turn; in the first PASSES of them they may refuse. On each node
  * one rank, the speaker, waits until all have arrived and takes part in the rounds of check_mpi.pml for all of them; the

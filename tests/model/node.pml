@@ -1,4 +1,4 @@
-/* all_reduce and reduce through a node's memory: the protocol of pyx/hpcdist/engine/hd_node.c. Every second operation
+/* all_reduce and reduce through a node's memory: the protocol of pyx/hpcdist/engine/data/hd_node.c. Every second operation
  * is a reduce: the other ranks read no result, and put what they have for their own slice, scaled, into the half of
  * the slot that is not this piece's.
  *

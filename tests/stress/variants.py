@@ -8,7 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 #: What hpcdist itself is compiled with; `_build/hpcdist_build/extensions.py` has the rest.
 FLAGS = "-std=gnu11 -pthread -ffp-contract=off -Wall -Wextra -Werror -g".split()
-INCLUDES = ("tests/stress/stub", "pyx/hpcdist/engine", "pyx/hpcdist/kernels", "pyx/hpcdist/store")
+INCLUDES = (
+    "tests/stress/stub",
+    *sorted({path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("pyx/**/*.h")}),
+)
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def sources(folder: Path) -> list[Source]:
-    """Return the C files and headers of a folder."""
-    return [Source(path) for path in sorted(folder.glob("hd_*.[ch]"))]
+    """Return the C files and headers of a folder and those in it."""
+    return [Source(path) for path in sorted(folder.rglob("hd_*.[ch]"))]
 
 
 def uses_between(files: list[Source]) -> dict[str, dict[str, set[str]]]:

@@ -96,7 +96,10 @@ def test_one_number_of_ranks_runs_what_runs_once(runner, monkeypatch, numbers, o
 @pytest.mark.parametrize(
     ("name", "due"),
     [
-        ("pyx/hpcdist/engine/hd_check.c", {"models", "stress", "scale", "sanitized", "aarch64"}),
+        (
+            "pyx/hpcdist/engine/agreement/hd_check.c",
+            {"models", "stress", "scale", "sanitized", "aarch64"},
+        ),
         ("pyx/hpcdist/store/hd_requests.c", {"stress", "sanitized"}),
         (
             "hpcdist/parallel/reducer/reducer.py",

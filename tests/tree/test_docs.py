@@ -156,7 +156,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_files_named_in_text_exist(page):
-    """`collectives/p2p.py`, `engine/hd_check.c`, `tests/run.py`: what looks like ours is there."""
+    """`collectives/p2p.py`, `store/hd_mac.c`, `tests/run.py`: what looks like ours is there."""
     shelves = [ROOT / shelf for shelf in ("", "hpcdist", "pyx/hpcdist", "tests")]
     pattern = r"`((?:[\w.]+/)*[\w.]+\.(?:py|pyx|pxd|pxi|c|h|md|toml|pyi))`"
     for name in re.findall(pattern, text_of(page)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 from collections.abc import Iterator
@@ -21,19 +22,27 @@ USES = {folder: uses_between(FILES[folder]) for folder in FOLDERS}
 LONGEST_FUNCTION = 60
 
 
-def drawn_floors(folder: str) -> dict[str, int]:
-    """Read the drawing of a folder's floors; the ground floor is 0."""
+def drawn(title: str) -> dict[str, int]:
+    """Read a drawing of floors: names -> their floor; the ground floor is 0."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    section = text.split(f"### Floors of `{folder}/`", 1)[1]
-    drawing = re.search(r"```text\n(.*?)```", section, re.DOTALL)
-    assert drawing is not None, f"docs/architecture.md has no drawing of {folder}/"
+    drawing = re.search(r"```text\n(.*?)```", text.split(f"### {title}\n", 1)[1], re.DOTALL)
+    assert drawing is not None, f"docs/architecture.md has no drawing below {title!r}"
     rows = [re.split(r"\s{3,}", row)[0].split() for row in drawing[1].splitlines()]
-    return {f"hd_{name}": number for number, row in enumerate(reversed(rows)) for name in row}
+    return {name: number for number, row in enumerate(reversed(rows)) for name in row}
+
+
+def floors_of(folder: str) -> dict[str, int]:
+    """Return the floor of each module of a folder; the engine's rooms have one each."""
+    if folder == "store":
+        return {f"hd_{name}": floor for name, floor in drawn("Floors of `store/`").items()}
+    rooms = drawn("Rooms of `engine/`")
+    assert set(rooms) == {path.name for path in (PYX / folder).iterdir() if path.is_dir()}
+    return {file.path.stem: rooms[file.path.parent.name] for file in FILES[folder]}
 
 
 @pytest.mark.parametrize("folder", ["engine", "store"])
 def test_a_file_uses_its_own_floor_and_those_below(folder):
-    floors = drawn_floors(folder)
+    floors = floors_of(folder)
     assert sorted(floors) == sorted({file.path.stem for file in FILES[folder]})
     for module, used in USES[folder].items():
         for other, names in used.items():
@@ -41,6 +50,11 @@ def test_a_file_uses_its_own_floor_and_those_below(folder):
                 assert floors[other] <= floors[module], (
                     f"{folder}/{module} uses {sorted(names)} of {other}, which lies above it"
                 )
+
+
+def test_no_two_files_have_one_name():
+    names = collections.Counter(file.path.name for files in FILES.values() for file in files)
+    assert names.most_common(1)[0][1] == 1, "a header is included without its folder"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

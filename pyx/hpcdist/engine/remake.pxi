@@ -1,4 +1,4 @@
-# Groups that are made again after a recovery: see engine/hd_remake.h.
+# Groups that are made again after a recovery: see engine/recovery/hd_remake.h.
 
 def exchange(Comm comm, bytes mine):
     """Give all ranks the bytes of all ranks; all of them must call it.

@@ -1,4 +1,4 @@
-# Spares, which take a dead rank's number: see engine/hd_spares.h.
+# Spares, which take a dead rank's number: see engine/base/hd_spares.h.
 
 def want_spares(int n):
     """Say how many spares worlds that are made from now on have; the ranks compare it.

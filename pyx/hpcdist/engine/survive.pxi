@@ -1,4 +1,4 @@
-# After the death of a rank: what the others can do where MPI goes on without it. See engine/hd_ft.h.
+# After the death of a rank: what the others can do where MPI goes on without it. See engine/base/hd_ft.h.
 
 def want_fault_tolerance(bint yes):
     """Let worlds that are made from now on go on without a rank that dies, if MPI can.
