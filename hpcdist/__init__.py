@@ -124,14 +124,14 @@ from hpcdist.groups.subgroups import (  # noqa: E402
     split_group,
 )
 from hpcdist.groups.timeouts import set_timeout  # noqa: E402
-from hpcdist.groups.window import Window  # noqa: E402
-from hpcdist.groups.window_options import (  # noqa: E402
+from hpcdist.groups.windows.options import (  # noqa: E402
     PutOptions,
     SignalOptions,
     WaitSignalOptions,
     WindowAccessType,
     WindowAttr,
 )
+from hpcdist.groups.windows.window import Window  # noqa: E402
 from hpcdist.mesh.device_mesh import DeviceMesh  # noqa: E402
 from hpcdist.mesh.init import init_device_mesh  # noqa: E402
 from hpcdist.rendezvous import register_rendezvous_handler, rendezvous  # noqa: E402

@@ -14,7 +14,7 @@ from hpcdist.groups.c10d import C10d
 from hpcdist.groups.hooks import Hooks, PostHookArgs, PreHookArgs
 from hpcdist.groups.limits import limit_of, seconds_of
 from hpcdist.groups.members import Members, short
-from hpcdist.groups.window import Window
+from hpcdist.groups.windows.window import Window
 from hpcdist.groups.world import world
 
 

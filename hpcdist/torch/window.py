@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from hpcdist.groups.window import Window
-from hpcdist.groups.window_options import PutOptions, seconds_of
+from hpcdist.groups.windows.options import PutOptions, seconds_of
+from hpcdist.groups.windows.window import Window
 from hpcdist.torch.work import BridgeWork, limit_of
 
 

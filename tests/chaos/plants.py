@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import hpcdist as dist
-from hpcdist.groups import window, window_mapped
+from hpcdist.groups.windows import mapped, window
 
 
 def _put() -> None:
@@ -27,7 +27,7 @@ def _overlap() -> None:
     def in_place(tensor: Any, there: Any) -> Any:
         return torch.from_numpy(tensor.detach().numpy().reshape(-1))  # torch would refuse
 
-    window_mapped.elements_of = in_place  # type: ignore[assignment]
+    mapped.elements_of = in_place  # type: ignore[assignment]
 
 
 def _accumulate() -> None:

@@ -19,7 +19,7 @@ import hpcdist as dist
 LARGE, VICTIM = 4_000_000, 2
 
 
-def window_of(pg: dist.ProcessGroup, length: int) -> tuple[dist.groups.window.Window, torch.Tensor]:
+def window_of(pg: dist.ProcessGroup, length: int) -> tuple[dist.Window, torch.Tensor]:
     memory = dist.zeros(length)
     window = pg.new_window(memory)
     dist.barrier()
@@ -32,7 +32,7 @@ def die_soon() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def until_lost(window: dist.groups.window.Window) -> str:
+def until_lost(window: dist.Window) -> str:
     """Accumulate until the memory is not given back; return the error's text."""
     end = time.monotonic() + 20
     while time.monotonic() < end:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdist._engine import Part
 from hpcdist.errors import DistBackendError
-from hpcdist.groups.window_data import elements_of, fill_from
+from hpcdist.groups.windows.data import elements_of, fill_from
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
 from hpcdist.groups.members import Members
 from hpcdist.groups.numbers import whole
-from hpcdist.groups.window_data import bytes_of, refuse_without_memory
-from hpcdist.groups.window_mapped import MappedPart
-from hpcdist.groups.window_remote import RemotePart
+from hpcdist.groups.windows.data import bytes_of, refuse_without_memory
+from hpcdist.groups.windows.mapped import MappedPart
+from hpcdist.groups.windows.remote import RemotePart
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from hpcdist import _engine
 from hpcdist._buffer import limited
 from hpcdist._engine import WINDOW_REPLY, WINDOW_SHORT, Work, outcome_of, request_of, tags
 from hpcdist.errors import DistBackendError
-from hpcdist.groups.window_data import bytes_of, fill_from, is_plain
+from hpcdist.groups.windows.data import bytes_of, fill_from, is_plain
 
 if TYPE_CHECKING:
     import torch

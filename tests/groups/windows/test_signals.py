@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ranks
 
 two = pytest.mark.mpi(min_size=2)
 #: Whose lines raise.
-FILE = "groups/window.py"
+FILE = "groups/windows/window.py"
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_a_registration_that_one_rank_missed(group: Any) -> None:
         with suppress(dist.DistError):
             broke = breaking(
                 lambda: group.new_window(memory), at if rank == 0 else 10**6,
-                "groups/window_memory.py",
+                "groups/windows/memory.py",
             )  # fmt: skip
         if broke:  # in place of the call that the others wait in
             with suppress(dist.DistMismatchError):

@@ -17,8 +17,8 @@ from hpcdist._buffer import limited
 from hpcdist._engine import Work
 from hpcdist._ops import ReduceOp
 from hpcdist.errors import DistBackendError, DistTimeoutError
-from hpcdist.groups.window_memory import WindowMemory
-from hpcdist.groups.window_options import (
+from hpcdist.groups.windows.memory import WindowMemory
+from hpcdist.groups.windows.options import (
     PutOptions,
     SignalOptions,
     WaitSignalOptions,
@@ -26,7 +26,7 @@ from hpcdist.groups.window_options import (
     WindowAttr,
     seconds_of,
 )
-from hpcdist.groups.window_remote import RemotePart
+from hpcdist.groups.windows.remote import RemotePart
 
 if TYPE_CHECKING:
     import torch
