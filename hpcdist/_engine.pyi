@@ -19,12 +19,6 @@ OBJECTS: int
 SIGNAL: int
 ANNOUNCEMENT: int
 PIECE: int
-WINDOW_REQUEST: int
-WINDOW_BRINGS: int
-WINDOW_FETCHES: int
-WINDOW_ANSWER: int
-WINDOW_SHORT: int
-WINDOW_REPLY: int
 PUT: int
 GET: int
 ACCUMULATION: int
@@ -70,17 +64,19 @@ class Exposed:
     def __init__(self, *args: NoReturn, **kwargs: NoReturn) -> None: ...
     def withdraw(self) -> None: ...
 
-def request_of(
-    comm: Comm,
-    call: int,
-    window: int,
-    number: int,
-    at: int,
-    nbytes: int,
-    tensor: TensorLike | None = None,
-    op: Op | None = None,
-) -> bytes: ...
-def outcome_of(answer: bytearray, number: int) -> str: ...
+class Request:
+    def __init__(
+        self,
+        comm: Comm,
+        rank: int,
+        api: str,
+        call: int,
+        window: int,
+        at: int,
+        tensor: TensorLike,
+        op: Op | None = None,
+    ) -> None: ...
+    def ask(self, seconds: float) -> str: ...
 
 # Made by Comm.part only.
 class Part:

@@ -429,7 +429,7 @@ cdef class Comm:
     def isend(self, tensor, int dst, tag=0, *, bint on_device=False, int tag_kind=0, api=None):
         """Starts a send; on_device: from an address in device memory. See :func:`hpcdist.isend`.
 
-        A tag_kind of OBJECTS, SIGNAL, ANNOUNCEMENT, PIECE or a window's matches receives of that kind, and no user's.
+        A tag_kind of OBJECTS, SIGNAL, ANNOUNCEMENT or PIECE matches receives of that kind, and no user's.
         """
         name = SIGNALS if tag_kind == HD_SIGNAL else api_named(api, ISEND)
         return post(self, tensor, dst, tag_of(self, tag), HD_SEND, name, on_device, tag_kind)

@@ -26,20 +26,37 @@ cdef object post(Comm comm, object tensor, int peer, int tag, int kind, Api api,
 cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer, int tag, int kind, Api api,
                      bint on_device, int tag_kind, hd_job** posted):
     """`posted`: a list that the caller leaves to the poller; NULL: the message is left to it here."""
-    cdef hd_job* job
+    cdef hd_job* job = new_message(comm, b, peer, tag, kind, api, tag_kind)
     cdef Work work
     cdef tuple shown = None
-    job = new_job()
-    begin(job, comm, kind, api)
-    aim(job, b, peer, tag, kind)
     job.message.on_device = on_device
-    job.message.tag_kind = tag_kind
     if profiled():  # before it is recorded: a handler's exception in there ends the call
         try:
             shown = begin_shown(job, tensor, peer_text(job))
         except BaseException:
             free_job(job)
             raise
+    work = start_message(comm, job, keep, tensor, posted)
+    if shown is not None:
+        try:
+            end_shown(shown)
+        except BaseException:  # nobody gets the Work
+            work.take_back([])
+            raise
+    return work
+
+
+cdef hd_job* new_message(Comm comm, hd_buf* b, int peer, int tag, int kind, Api api, int tag_kind) except NULL:
+    cdef hd_job* job = new_job()
+    begin(job, comm, kind, api)
+    aim(job, b, peer, tag, kind)
+    job.message.tag_kind = tag_kind
+    return job
+
+
+cdef Work start_message(Comm comm, hd_job* job, object keep, object tensor, hd_job** posted):
+    """Gives it to MPI. No Python code runs in here; `posted` as for post_now."""
+    cdef Work work
     job.site_id = site_here()
     note_line(job)
     hd_rec_begin(job, False)
@@ -52,12 +69,6 @@ cdef object post_now(Comm comm, object keep, object tensor, hd_buf* b, int peer,
         posted[0] = job
     else:
         hd_p2p_watch(job)
-    if shown is not None:
-        try:
-            end_shown(shown)
-        except BaseException:  # nobody gets the Work
-            work.take_back([])
-            raise
     return work
 
 

@@ -39,8 +39,6 @@ cdef double MONITORED_SLACK = 0.2
 #: Bytes: messages of device memory up to this size go through the host.
 DEVICE_LEAST = HD_DEVICE_LEAST
 OBJECTS, SIGNAL, ANNOUNCEMENT, PIECE = HD_OBJECTS, HD_SIGNAL, HD_ANNOUNCEMENT, HD_PIECE  # for isend and irecv
-WINDOW_REQUEST, WINDOW_BRINGS = HD_WINDOW_REQUEST, HD_WINDOW_BRINGS
-WINDOW_FETCHES, WINDOW_ANSWER = HD_WINDOW_FETCHES, HD_WINDOW_ANSWER
 
 
 cdef Api api_named(object name, Api default):
