@@ -51,6 +51,7 @@ cdef extern from "hd_comm.h" nogil:
         int64_t chunk
         int tag_limit
         uint32_t seq, agreed, carried, packed
+        int64_t unread
         hd_session* session
         int* node_slot
         int one_node, freed, closing, replaced

@@ -166,6 +166,11 @@ cdef class Comm:
         """int: lists of tensors that a reduce_scatter moved as one block, modulo 2^32."""
         return self.c.packed
 
+    @property
+    def unread(self):
+        """int: messages of the program that this rank has sent, less those it has received; 0 in all when all is in."""
+        return self.c.unread
+
     def count_from_here(self):
         """Make the next collective number 1. Call it on all ranks, with nothing in flight."""
         self.c.seq = self.c.agreed = 0

@@ -162,6 +162,17 @@ def test_a_window_that_was_dropped_still_serves(group: Any) -> None:
     dist.barrier()
 
 
+def all_received(group: Any) -> bool:
+    """Whether no message of a group stays with MPI, within some seconds."""
+    for _ in range(500):
+        left = torch.tensor([group.carrier.unread])
+        dist.all_reduce(left)
+        if not int(left):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def used_by(name: str) -> float:
     """Seconds of a core that this process's threads of a name have used."""
     ticks = 0
@@ -207,6 +218,7 @@ def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any, capfd: Any) -> N
     gc.collect()
     said = capfd.readouterr().err
     parallel_assert("was never waited for" not in said, said)
+    parallel_assert(all_received(group), "answers that came too late were not received")
     before = used_by("hpcdist-window")
     time.sleep(1)
     used = used_by("hpcdist-window") - before
