@@ -1,8 +1,9 @@
 """The programs that test_gave_up.py starts under mpirun: ranks end because another one is late.
 
-    mpirun -n N python gave_up.py NAME
+    mpirun -n N python gave_up.py NAME FOLDER
 
 Rank 0 gives up first, the last rank never comes. Each of the others says what its call ended with.
+They know how far the others are by files in the folder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 from ending_parts import say
@@ -31,6 +34,18 @@ def tell(call, *args) -> None:
         call(*args)
     except dist.DistError as error:
         say(f"rank {dist.get_rank()}: {type(error).__name__}: {error}".replace("\n", " "))
+    note_of(dist.get_rank()).write_text("said")
+
+
+def note_of(rank: int) -> Path:
+    return Path(sys.argv[2], f"{rank}")
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait, but not for ever: the test says what is missing."""
+    until = time.monotonic() + 25
+    while not done() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def waits(rank: int, last: int) -> None:
@@ -39,8 +54,6 @@ def waits(rank: int, last: int) -> None:
         call()
     elif rank < last:
         tell(call)
-    else:
-        time.sleep(4 * FIRST)
 
 
 def comes(rank: int, last: int) -> None:
@@ -48,10 +61,9 @@ def comes(rank: int, last: int) -> None:
     if rank == 0:
         tell(call)
     elif rank < last:
-        time.sleep(2 * FIRST)
+        wait_until(note_of(0).exists)
+        time.sleep(FIRST)
         tell(call)
-    else:
-        time.sleep(4 * FIRST)
 
 
 def receives(rank: int, last: int) -> None:
@@ -91,7 +103,7 @@ def main() -> None:
     programs = {each.__name__: each for each in (waits, comes, receives, leaves, destroys)}
     programs[sys.argv[1]](rank, last)
     if rank == last:
-        time.sleep(2 * FIRST)  # the others have said what they have to
+        wait_until(lambda: all(note_of(other).exists() for other in range(1, last)))
         os._exit(1)  # ends the job; how a job ends by itself is a matter of endings.py
 
 

@@ -19,9 +19,9 @@ TRANSPORTS = {
 }
 
 
-def said(np: int, program: str, env: dict[str, str]) -> dict[int, str]:
+def said(np: int, program: str, folder: Path, env: dict[str, str]) -> dict[int, str]:
     """Run a program; what the calls of the ranks between the first and the last ended with."""
-    text = run_job(np, PROGRAMS, program, env=env, limit=40).text
+    text = run_job(np, PROGRAMS, program, str(folder), env=env, limit=40).text
     found = {int(rank): error for rank, error in re.findall(r"^rank (\d+): (.*)", text, re.M)}
     assert found.keys() >= set(range(1, np - 1)), text
     return found
@@ -29,8 +29,8 @@ def said(np: int, program: str, env: dict[str, str]) -> dict[int, str]:
 
 @pytest.mark.parametrize(("program", "np"), [("waits", 3), ("comes", 4)])
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_late_rank_is_named(transport, program, np):
-    errors = said(np, program, TRANSPORTS[transport])
+def test_the_late_rank_is_named(transport, program, np, tmp_path):
+    errors = said(np, program, tmp_path, TRANSPORTS[transport])
     for rank in range(1, np - 1):
         error, late = errors[rank], np - 1
         assert error.startswith("DistTimeoutError: "), (rank, error)
@@ -42,24 +42,24 @@ def test_the_late_rank_is_named(transport, program, np):
             assert "can still be used" not in error, (rank, error)
 
 
-def test_a_rank_that_waits_for_a_message_learns_why_none_comes():
-    error = said(3, "receives", {})[1]
+def test_a_rank_that_waits_for_a_message_learns_why_none_comes(tmp_path):
+    error = said(3, "receives", tmp_path, {})[1]
     assert error.startswith("RankFailedError: rank 0 of group 'world' failed (unhandled"), error
     assert "DistTimeoutError" in error and "has not joined" in error, error
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_rank_that_left_is_named_on_all_nodes(transport):
-    errors = said(4, "leaves", TRANSPORTS[transport])
+def test_a_rank_that_left_is_named_on_all_nodes(transport, tmp_path):
+    errors = said(4, "leaves", tmp_path, TRANSPORTS[transport])
     for rank in range(1, 4):
         assert errors[rank].startswith("RankFailedError: "), (rank, errors[rank])
         assert re.search(r"rank 0( of group 'world')? has left the job", errors[rank]), errors
 
 
 @pytest.mark.parametrize("transport", ["nodes", "messages"])
-def test_a_rank_that_destroys_the_group_is_named_once(transport):
+def test_a_rank_that_destroys_the_group_is_named_once(transport, tmp_path):
     """Its error began: rank 0 gave up after 1 s because rank 0 of group ... has destroyed it."""
-    error = said(3, "destroys", TRANSPORTS[transport])[1]
+    error = said(3, "destroys", tmp_path, TRANSPORTS[transport])[1]
     assert error.startswith("DistMismatchError: "), error
     assert re.search(r"rank 0 gave up after .* because it has destroyed group", error), error
     assert error.count("rank 0") == 1, error
