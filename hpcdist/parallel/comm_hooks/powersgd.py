@@ -254,6 +254,7 @@ def _by_matrix(
     for gradient, part in zip(small, plain.split(plain_sizes), strict=True):
         part.copy_(gradient.reshape(-1))
     yield _averaged(state, first_memory)
+    state._see(first_memory)
     for gradient, part in zip(small, plain.split(plain_sizes), strict=True):
         gradient.copy_(part.view(gradient.shape))
     # torch adds the epsilon to the norm of the sum
@@ -263,6 +264,7 @@ def _by_matrix(
         torch.bmm(batch.transpose(1, 2), p, out=q)
     if qs:
         yield _averaged(state, q_memory)
+        state._see(q_memory)
     for same, p, q in zip(groups, ps, qs, strict=True):
         for matrix, approximation in zip(same, torch.bmm(p, q.transpose(1, 2)), strict=True):
             matrix.copy_(approximation)
@@ -293,9 +295,11 @@ def _as_square(
     orthogonalize(q)
     torch.bmm(matrix, q, out=p)
     yield _averaged(state, p_memory)
+    state._see(p_memory)
     orthogonalize(p)
     torch.bmm(matrix.transpose(1, 2), p, out=q)
     yield _averaged(state, q_memory)
+    state._see(q_memory)
     torch.bmm(p, q.transpose(1, 2), out=matrix)
     feedback.sent(square)
     buffer.copy_(square[:count])

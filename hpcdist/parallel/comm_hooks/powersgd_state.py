@@ -205,6 +205,8 @@ class PowerSGDState(Counting):
             )  # fmt: skip
             self.next_stats_report = self.iter + self.compression_stats_logging_frequency
         super()._count_step()
+        if self._before is not None and not self._before.finite:
+            self._undo()
         self._before = None
         if self.iter == self.start_powerSGD_iter:
             _log.info("PowerSGD starts after %d steps", self.iter)
@@ -240,6 +242,11 @@ class PowerSGDState(Counting):
         """Save the Q of a bucket before a pass overwrites it; None: it starts from a random Q."""
         if self._before is not None:
             self._before.keep_q(index, q)
+
+    def _see(self, averages: torch.Tensor) -> None:
+        """Look at what a pass has averaged: one that is not finite leaves nothing behind."""
+        if self._before is not None:
+            self._before.see(averages)
 
     def _undo(self) -> None:
         before, self._before = self._before, None

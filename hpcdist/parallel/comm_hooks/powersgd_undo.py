@@ -21,7 +21,9 @@ class Before:
     """The memory that a pass has replaced.
 
     A pass that is given up had a gradient that nobody steps with. What its buckets have left of it,
-    in errors and in Q, may be infinite, and differs where ranks gave up at different buckets.
+    in errors and in Q, may be infinite, and differs where ranks gave up at different buckets. Nor
+    does anybody step with averages that are not finite, as ``GradScaler`` meets them: in errors and
+    in Q they would make those of all later passes NaN.
 
     Parameters
     ----------
@@ -34,6 +36,16 @@ class Before:
         self._totals = state.total_numel_before_compression, state.total_numel_after_compression
         self._errors: dict[int, torch.Tensor | None] = {}
         self._qs: dict[int, torch.Tensor | None] = {}
+        self._finite: list[torch.Tensor] = []
+
+    def see(self, averages: torch.Tensor) -> None:
+        """Look at averages of the pass, the same on all ranks; does not wait for a GPU."""
+        self._finite.append(averages.isfinite().all())
+
+    @property
+    def finite(self) -> bool:
+        """Whether all averages of the pass are; the same on all ranks."""
+        return all(map(bool, self._finite))
 
     def keep_error(self, index: int, error: torch.Tensor | None) -> None:
         """Keep the error of a bucket, which is about to be replaced."""

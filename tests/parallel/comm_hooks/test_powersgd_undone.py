@@ -1,4 +1,4 @@
-"""PowerSGD after a pass that an exception ends on all ranks: as if there had been none."""
+"""PowerSGD after a pass that nobody steps with: as if there had been none."""
 
 from __future__ import annotations
 
@@ -73,6 +73,30 @@ def test_a_pass_that_is_given_up_leaves_nothing_behind(hook: Any, warm: bool, fa
         same = [torch.equal(one, two) for one, two in zip(got, want, strict=True)]
         parallel_assert(all(same), f"step {number}: {same}")
     parallel_assert(state.compression_stats() == reference.compression_stats())
+
+
+@pytest.mark.parametrize("where", ["4.weight", "0.weight", "0.bias"])
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "drawn"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_averages_that_are_not_finite_leave_nothing_behind(hook: Any, warm: bool, where: str):
+    """GradScaler skips such a step, and would skip all later ones."""
+    model, state = trained(hook, warm_start=warm)
+    other, _ = trained(hook, warm_start=warm)
+    parameter = model.module.get_parameter(where)
+    generator = torch.Generator().manual_seed(4)
+    for number in range(8):
+        x = torch.randn(12, 12, generator=generator)
+        if number in (2, 3, 6):  # the first compressed pass among them
+            scale = float("inf") if dist.get_rank() == dist.get_world_size() - 1 else 1.0
+            with parameter.register_hook(lambda gradient, scale=scale: gradient * scale):
+                model.zero_grad()
+                model(mine(x)).square().mean().backward()
+            seen = all(p.grad.isfinite().all() for p in model.parameters())
+            parallel_assert(not seen, "nothing tells the optimizer")
+        got, want = step(model, x), step(other, x)
+        same = [torch.equal(one, two) for one, two in zip(got, want, strict=True)]
+        parallel_assert(all(same), f"step {number}: {same}")
+    parallel_assert(state.iter == 8 + 3, "a step that was averaged is not counted")
 
 
 @pytest.mark.parametrize("hook", HOOKS)
