@@ -256,8 +256,10 @@ def _exchanged(
 ) -> torch.Tensor:
     """reduce_scatter with an operation that is not linear: exchange the parts, reduce here."""
     mine = inputs[group.rank()]
-    # A rank may need no gradient where others do, but the dtype is the same on all.
-    if op.name not in _DERIVED or not (mine.is_floating_point() or mine.is_complex()):
+    # A rank may need no gradient where others do, but the dtype is the same on all. The engine says
+    # why complex numbers have no extreme.
+    complex_product = mine.is_complex() and op.name == "PRODUCT"
+    if op.name not in _DERIVED or not (mine.is_floating_point() or complex_product):
         group.carrier.reduce_scatter(output, [nodes.plain(part) for part in inputs], op)
         return output
     if output.shape != mine.shape or output.dtype != mine.dtype:

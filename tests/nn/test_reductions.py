@@ -47,3 +47,17 @@ def test_operations_and_destinations_that_differ_are_refused():
     for how in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
         with parallel_raises(dist.DistMismatchError, match="rank 1"):
             F.reduce(x, int(odd), how)
+
+
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+def test_extremes_of_complex_numbers_are_refused_with_advice(op):
+    size, how = dist.get_world_size(), getattr(dist.ReduceOp, op)
+    x = torch.ones(size, dtype=torch.complex64, requires_grad=True)
+    for call in (
+        lambda: F.reduce_scatter(x.new_empty(1), x.split(1), how),
+        lambda: F.reduce_scatter_single(x.new_empty(1), x, how),
+        lambda: F.all_reduce(x, how),
+        lambda: F.reduce(x, 0, how),
+    ):
+        with parallel_raises(TypeError, match="view_as_real"):
+            call()
