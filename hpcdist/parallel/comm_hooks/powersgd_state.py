@@ -45,7 +45,8 @@ Layout = list[list[int]]
 class PowerSGDState(Counting):
     """Settings and memory of :func:`powerSGD_hook` and :func:`batched_powerSGD_hook`.
 
-    All ranks must make it, with the same arguments; making it is local.
+    All ranks must make it, with the same arguments; making it is local. Each model that is trained
+    needs one of its own: the memory goes by the numbers of a model's parameters.
 
     Parameters
     ----------
