@@ -38,7 +38,8 @@ static box to_server = {PTHREAD_MUTEX_INITIALIZER, NULL}, to_clients[CLIENTS];
 
 static hd_comm group;
 static uint64_t seed, requests, wrong, refused, passed_by;
-static uint64_t newest = STEADY; /* atomic: of the second window */
+/* Atomic: of the second window; at first one that never is there, and not the first window's. */
+static uint64_t newest = STEADY + 1;
 static int64_t steady[CLIENTS * OWN + COMMON], passing[PASSING], added[COMMON];
 static int stop;
 static __thread chance luck;
