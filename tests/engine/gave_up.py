@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +18,10 @@ import numpy as np
 from ending_parts import say
 
 import hpcdist as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from patience import wait_for  # noqa: E402
 
 #: Seconds: rank 0's timeout; that of the others, which never passes here.
 FIRST, PATIENT = 1.5, 60.0
@@ -41,13 +44,6 @@ def note_of(rank: int) -> Path:
     return Path(sys.argv[2], f"{rank}")
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    """Wait, but not for ever: the test says what is missing."""
-    until = time.monotonic() + 25
-    while not done() and time.monotonic() < until:
-        time.sleep(0.02)
-
-
 def waits(rank: int, last: int) -> None:
     """Rank 0 fails while the others are in the same call."""
     if rank == 0:
@@ -61,7 +57,7 @@ def comes(rank: int, last: int) -> None:
     if rank == 0:
         tell(call)
     elif rank < last:
-        wait_until(note_of(0).exists)
+        wait_for(note_of(0).exists, 20)
         time.sleep(FIRST)
         tell(call)
 
@@ -103,7 +99,7 @@ def main() -> None:
     programs = {each.__name__: each for each in (waits, comes, receives, leaves, destroys)}
     programs[sys.argv[1]](rank, last)
     if rank == last:
-        wait_until(lambda: all(note_of(other).exists() for other in range(1, last)))
+        wait_for(lambda: all(note_of(other).exists() for other in range(1, last)), 20)
         os._exit(1)  # ends the job; how a job ends by itself is a matter of endings.py
 
 
