@@ -59,6 +59,12 @@ def main() -> None:
     os.write(1, f"told {time.monotonic()} {text or 'nothing: it held no memory'}\n".encode())
     done = world.reconfigure(timeout=timedelta(seconds=20))
     assert done.wait() and done.lost == (VICTIM,), done
+    try:
+        window.put(torch.ones(1), 0)
+    except dist.DistError as error:
+        assert "was reconfigured since this window was made" in str(error), error
+    else:
+        raise AssertionError("a window outlived the world that it was made in")
     window, memory = window_of(world, 1000)
     for rank in range(world.size()):
         window.accumulate(torch.ones(1000), rank)

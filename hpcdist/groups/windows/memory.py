@@ -43,6 +43,7 @@ class WindowMemory:
                 f"{type(group).__name__}: {group!r}"
             )
         self._group = group
+        self._generation = group.members.generation
         self._comm: Any = agreeing(group.carrier)  # where there are windows, a Comm
         if not self._comm.supports_window:
             raise DistBackendError(
@@ -184,8 +185,12 @@ class WindowMemory:
 
     def _live(self) -> Any:
         if self._comm.freed:
+            members = self._group.members
             raise DistError(
-                f"the process group {self._group.members.name!r} of this window has been destroyed"
+                f"the process group {members.name!r} of this window has been destroyed"
+                if members.generation == self._generation
+                else f"the process group {members.name!r} was reconfigured since this window was "
+                "made: make it again, by new_window"
             )
         check_usable(self._comm)
         return self._comm
