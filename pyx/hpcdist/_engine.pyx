@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from datetime import timedelta
+from itertools import islice
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -83,6 +84,7 @@ include "engine/submit.pxi"
 include "engine/messages.pxi"
 include "engine/block.pxi"
 include "engine/window.pxi"
+include "engine/request.pxi"
 include "engine/comm.pxi"
 include "engine/comm_life.pxi"
 include "engine/survive.pxi"

@@ -5,7 +5,8 @@
 Rank 0 asks rank 1, which waits in a receive, or with `--computes` multiplies matrices. hpcdist and
 mpi4py (a lock of its window that lasts, and a flush after each call) have their turns in each
 round. To mpi4py both ranks are on one node. Medians and tenth percentiles over all calls, in
-microseconds. `OMPI_MCA_osc=^ucx` silences a complaint of Open MPI.
+microseconds; "puts" are IN_FLIGHT at once, and a flush after the last, one of them counted.
+`OMPI_MCA_osc=^ucx` silences a complaint of Open MPI.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SIZES = (8, 64 << 10, 1 << 20, 16 << 20)  # bytes of float32
 ROUNDS = 5
 #: Seconds for the calls of a turn.
 TURN = 0.3
+#: Puts that have begun before the first one is waited for.
+IN_FLIGHT = 64
 Calls = dict[str, Callable[[], object]]
 
 
@@ -36,16 +39,27 @@ def calls_of(window: dist.Window, theirs: MPI.Win, n: int) -> dict[str, Calls]:
     def flushed(begin: Callable[[], object]) -> Callable[[], object]:
         return lambda: (begin(), theirs.Flush(1))
 
+    def puts() -> None:
+        for work in [window.put(given, 1, async_op=True) for _ in range(IN_FLIGHT)]:
+            work.wait()
+
+    def their_puts() -> None:
+        for _ in range(IN_FLIGHT):
+            theirs.Put(sent, 1)
+        theirs.Flush(1)
+
     return {
         "hpcdist": {
             "put": lambda: window.put(given, 1),
             "get": lambda: window.get(taken, 1),
             "accumulate": lambda: window.accumulate(given, 1),
+            "puts": puts,
         },
         "mpi4py": {
             "put": flushed(lambda: theirs.Put(sent, 1)),
             "get": flushed(lambda: theirs.Get(got, 1)),
             "accumulate": flushed(lambda: theirs.Accumulate(sent, 1)),
+            "puts": their_puts,
         },
     }
 
@@ -71,7 +85,8 @@ def ask(by_library: dict[str, Calls], nbytes: int) -> None:
     for name in by_library["hpcdist"]:
         parts = []
         for library in by_library:
-            times = sorted(found[name, library])
+            calls = IN_FLIGHT if name == "puts" else 1
+            times = sorted(each / calls for each in found[name, library])
             low = times[len(times) // 10]
             parts.append(f"{library} {statistics.median(times):9.1f} ({low:.1f})")
         print(f"{nbytes:>9} bytes, {name:<10}  {'   '.join(parts)}", flush=True)

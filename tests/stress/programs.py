@@ -228,8 +228,11 @@ PROGRAMS = (
             mutation=(*engine("window"), old, new),
         )
         for name, variant, old, new in (
-            # a rank's requests overtake each other
-            ("order", "plain", "e->begun && !e->reply", "e->begun && 0"),
+            # a rank's requests overtake each other: one that is served, one that waits itself, and
+            # a long get
+            ("order", "plain", "!s->reply ||", "0 ||"),
+            ("behind", "plain", "begun)\n        return s->", "begun)\n        return 0 && s->"),
+            ("reads", "plain", "later->asked.call != HD_GET &&", "0 &&"),
             # memory is withdrawn while data for it are on their way
             ("late", "asan", "if (s->of == e)", "if (s->of == e && 0)"),
         )

@@ -4,9 +4,10 @@
  *
  * Each client is a thread and, to the server, a rank. Its messages are a stand-in for MPI's: requests arrive in order,
  * their data and what is fetched after a random while. A client writes and reads a part of its own, so it knows what it
- * must read, also after requests whose answers it has not awaited; it adds to a part that all have; and it asks for a
- * second window, which another thread exposes and withdraws. What is withdrawn is never written again. In the end all
- * that was added is there. Clients serve too while they wait, as threads do that wait for a message. */
+ * must read, also if it awaits that after it has written again, and after requests whose answers it has not awaited; it
+ * adds to a part that all have; and it asks for a second window, which another thread exposes and withdraws. What is
+ * withdrawn is never written again. In the end all that was added is there. Clients serve too while they wait, as
+ * threads do that wait for a message. */
 #include <pthread.h>
 #include <string.h>
 
@@ -213,34 +214,56 @@ static int outcome(int rank, int tag, int64_t *got, int64_t n)
     return a.outcome;
 }
 
-static void step(int rank, int64_t *expect, int64_t *serial)
+/* A get that is awaited when more has been asked for. */
+typedef struct fetched {
+    int how; /* as ask(); 0: none */
+    int64_t n, expect[MOST];
+} fetched;
+
+static void await_get(int rank, fetched *f)
 {
     int64_t data[MOST];
-    const int64_t n = 1 + (int64_t)draw(&luck, draw(&luck, 2) ? 20 : COMMON), at = (int64_t)draw(&luck, OWN - n);
-    const int awaits = draw(&luck, 3) > 0;
+    if (f->how && (outcome(rank, f->how, data, f->n) != HD_SERVED || memcmp(data, f->expect, (size_t)f->n * 8)))
+        is_wrong("a get has not what was put before, or has what was put later");
+    f->how = 0;
+}
+
+static void step(int rank, int64_t *expect, int64_t *serial, fetched *open)
+{
+    int64_t data[MOST];
+    const int64_t n = 1 + (int64_t)draw(&luck, draw(&luck, 2) ? 20 : COMMON);
+    const int64_t at = (int64_t)draw(&luck, draw(&luck, 2) ? OWN - n : 40); /* half of them meet */
+    const int awaits = !draw(&luck, 3);
     int how;
     for (int64_t i = 0; i < n; i++)
         data[i] = ++*serial;
-    switch (draw(&luck, 5)) {
+    switch (draw(&luck, 9)) {
     case 0: /* its own part */
+    case 1:
+    case 2:
         how = ask(rank, STEADY, HD_PUT, rank * OWN + at, data, n);
         memcpy(expect + at, data, (size_t)n * 8);
         if (awaits && outcome(rank, how, NULL, 0) != HD_SERVED)
             is_wrong("a put was refused");
         break;
-    case 1:
-        how = ask(rank, STEADY, HD_GET, rank * OWN + at, NULL, n);
-        if (awaits && (outcome(rank, how, data, n) != HD_SERVED || memcmp(data, expect + at, (size_t)n * 8)))
-            is_wrong("a get has not what was put before");
+    case 3:
+    case 4:
+    case 5:
+        open += draw(&luck, 2);
+        await_get(rank, open);
+        *open = (fetched){.how = ask(rank, STEADY, HD_GET, rank * OWN + at, NULL, n), .n = n};
+        memcpy(open->expect, expect + at, (size_t)n * 8);
+        if (awaits)
+            await_get(rank, open);
         break;
-    case 2: /* what all have */
+    case 6: /* what all have */
         how = ask(rank, STEADY, HD_ACCUMULATE, CLIENTS * OWN, data, n);
         for (int64_t i = 0; i < n; i++)
             __atomic_add_fetch(&added[i], data[i], __ATOMIC_RELAXED);
         if (awaits && outcome(rank, how, NULL, 0) != HD_SERVED)
             is_wrong("an accumulate was refused");
         break;
-    case 3: /* the second window: gone, there, or to come */
+    case 7: /* the second window: gone, there, or to come */
         how = ask(rank, __atomic_load_n(&newest, __ATOMIC_ACQUIRE) + draw(&luck, 2), HD_PUT, 0, data, n);
         how = outcome(rank, how, NULL, 0);
         __atomic_add_fetch(how == HD_SERVED ? &passed_by : &refused, 1, __ATOMIC_RELAXED);
@@ -258,9 +281,12 @@ static void *client(void *arg)
 {
     const int rank = (int)(intptr_t)arg;
     int64_t *expect = calloc(OWN, sizeof *expect), serial = (int64_t)rank << 32, all[OWN];
+    fetched open[2] = {{0}};
     luck = chance_of(seed, 100 + (uint64_t)rank);
     for (uint64_t i = 0; i < requests; i++)
-        step(rank, expect, &serial);
+        step(rank, expect, &serial, open);
+    await_get(rank, &open[0]);
+    await_get(rank, &open[1]);
     /* After all that it has not awaited. */
     if (outcome(rank, ask(rank, STEADY, HD_GET, rank * OWN, NULL, OWN), all, OWN) != HD_SERVED ||
         memcmp(all, expect, sizeof all))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class MappedPart:
     """Memory that this process has mapped: of this rank, or of another one of the node.
 
+    The data are where they belong when a call returns, also with `later`.
+
     Parameters
     ----------
     comm : Comm
@@ -42,18 +44,29 @@ class MappedPart:
     def _at(self, offset: int, n: int) -> torch.Tensor:
         return self.tensor[offset : offset + n]
 
-    def put(self, tensor: torch.Tensor, offset: int, seconds: float | None) -> None:
+    def put(
+        self, tensor: torch.Tensor, offset: int, seconds: float | None, later: bool = False
+    ) -> None:
         """Write a tensor there, from an element on."""
         there = self._at(offset, tensor.numel())
         source = elements_of(tensor, there)
         self._comm.refuse_nan(source, "put")
         there.copy_(source)
 
-    def get(self, tensor: torch.Tensor, offset: int, seconds: float | None) -> None:
+    def get(
+        self, tensor: torch.Tensor, offset: int, seconds: float | None, later: bool = False
+    ) -> None:
         """Read into a tensor, from an element on."""
         fill_from(tensor, self._at(offset, tensor.numel()), "get")
 
-    def accumulate(self, tensor: torch.Tensor, offset: int, op: Any, seconds: float | None) -> None:
+    def accumulate(
+        self,
+        tensor: torch.Tensor,
+        offset: int,
+        op: Any,
+        seconds: float | None,
+        later: bool = False,
+    ) -> None:
         """Combine a tensor with what is there, from an element on."""
         there = self._at(offset, tensor.numel())
         source = elements_of(tensor, there)

@@ -7,7 +7,7 @@ import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from hpcdist._engine import Exposed, Work, check_usable, tags
+from hpcdist._engine import Exposed, Work, check_usable, settle_window, tags
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.backends.refusal import refusing
 from hpcdist.errors import DistBackendError, DistError, DistMismatchError
@@ -51,6 +51,7 @@ class WindowMemory:
                 "False): they need all its ranks on one node, or MPI's MPI_THREAD_MULTIPLE"
             )
         self._tag = -1
+        self._number = -1
         #: Of each rank: its memory. Replaced as a whole, because other threads read it.
         self._parts: list[MappedPart | RemotePart] | None = None
         self._tensor: Any = None
@@ -133,6 +134,7 @@ class WindowMemory:
                     there = torch.frombuffer(part, dtype=torch.uint8).view(tensor.dtype)
                     parts.append(MappedPart(comm, there, part, rank))
         self._kept.clear()
+        self._number = number
         self._tag = number % tags(comm)  # at least 1,023; millions with most MPIs
         # Not the tensor, which may get other memory later: p.data = ..., module.to(dtype).
         self._tensor, self._parts = flat if owning else None, parts
@@ -165,7 +167,8 @@ class WindowMemory:
         """End the access to the ranks' tensors. The window can register others.
 
         All ranks of the group must call it, when no thread of theirs is in :meth:`Window.put` or
-        its like any more; no rank returns before all have called.
+        its like any more; no rank returns before all have called. What was begun there with
+        ``async_op=True`` is waited for.
 
         Raises
         ------
@@ -175,6 +178,7 @@ class WindowMemory:
         comm = self._live()
         with refusing(comm, "tensor_deregister"):
             self._all()
+            settle_window(comm, self._number)
         comm.barrier(api="tensor_deregister")
         if self._exposed is not None:
             self._exposed.withdraw()

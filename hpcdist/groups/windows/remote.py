@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpcdist import _engine, dtypes
-from hpcdist.errors import DistBackendError
 from hpcdist.groups.windows.data import bytes_of, fill_from, is_plain
 
 if TYPE_CHECKING:
     import torch
 
+    from hpcdist._engine import Work
+
 
 class RemotePart:
     """Memory of a rank that this process cannot map.
 
-    Each call waits until the rank has answered: then the data are where they belong. A timeout
-    leaves open whether they will be.
+    The data are where they belong when the rank has answered. A call waits for that, or, with
+    `later`, returns a Work that does. A timeout leaves open whether they will be.
 
     Parameters
     ----------
@@ -44,23 +45,38 @@ class RemotePart:
     def check(self, what: str) -> None:
         """Raise nothing: the rank itself looks whether its memory is there."""
 
-    def put(self, tensor: torch.Tensor, offset: int, seconds: float | None) -> None:
+    def put(
+        self, tensor: torch.Tensor, offset: int, seconds: float | None, later: bool = False
+    ) -> Work | None:
         """Write a tensor there, from an element on."""
-        self._bring("put", _engine.PUT, tensor, offset, seconds)
+        return self._bring("put", _engine.PUT, tensor, offset, seconds, later)
 
-    def accumulate(self, tensor: torch.Tensor, offset: int, op: Any, seconds: float | None) -> None:
+    def accumulate(
+        self,
+        tensor: torch.Tensor,
+        offset: int,
+        op: Any,
+        seconds: float | None,
+        later: bool = False,
+    ) -> Work | None:
         """Combine a tensor with what is there, from an element on."""
-        self._bring("accumulate", _engine.ACCUMULATION, tensor, offset, seconds, op)
+        call = _engine.ACCUMULATION
+        return self._bring("accumulate", call, tensor, offset, seconds, later, op)
 
-    def get(self, tensor: torch.Tensor, offset: int, seconds: float | None) -> None:
-        """Read into a tensor, from an element on."""
+    def get(
+        self, tensor: torch.Tensor, offset: int, seconds: float | None, later: bool = False
+    ) -> Work | None:
+        """Read into a tensor, from an element on; now, if its elements do not lie in order."""
         import torch
 
-        direct = is_plain(tensor)
-        into = tensor if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        self._ask("get", _engine.GET, bytes_of(into) if self._foreign else into, offset, seconds)
-        if not direct:
-            fill_from(tensor, into.view(-1), "get")
+        if is_plain(tensor):
+            into = bytes_of(tensor) if self._foreign else tensor
+            return self._ask("get", _engine.GET, into, offset, seconds, tensor if later else None)
+        flat = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        into = bytes_of(flat) if self._foreign else flat
+        self._ask("get", _engine.GET, into, offset, seconds)
+        fill_from(tensor, flat.view(-1), "get")
+        return None
 
     def _bring(
         self,
@@ -69,14 +85,15 @@ class RemotePart:
         tensor: torch.Tensor,
         offset: int,
         seconds: float | None,
+        later: bool,
         op: Any = None,
-    ) -> None:
+    ) -> Work | None:
         data, as_bytes = tensor, self._foreign and op is None
         if as_bytes or not is_plain(tensor):
             flat = bytes_of(tensor)
             data = flat if as_bytes else flat.view(self.dtype)
         self._comm.refuse_nan(data, what)
-        self._ask(what, call, data, offset, seconds, op)
+        return self._ask(what, call, data, offset, seconds, tensor if later else None, op)
 
     def _ask(
         self,
@@ -85,13 +102,14 @@ class RemotePart:
         data: torch.Tensor,
         offset: int,
         seconds: float | None,
+        later: torch.Tensor | None = None,
         op: Any = None,
-    ) -> None:
+    ) -> Work | None:
+        """Ask; `later` is None, or what the Work gives as its result."""
         at = offset * self.dtype.itemsize
         request = _engine.Request(self._comm, self._rank, what, call, self._window, at, data, op)
-        refused = request.ask(0.0 if seconds is None else max(seconds, 1e-9))  # 0 is no limit
-        if refused:
-            raise DistBackendError(
-                f"{what}: rank {self._rank} of group {self._comm.name!r} has refused it: "
-                f"{refused} (this is rank {self._comm.rank})"
-            )
+        limit = 0.0 if seconds is None else max(seconds, 1e-9)  # 0 is no limit
+        if later is not None:
+            return request.start(limit, later)
+        request.ask(limit)
+        return None

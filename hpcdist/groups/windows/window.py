@@ -37,9 +37,9 @@ class Window(WindowMemory):
 
     Made by :meth:`hpcdist.ProcessGroup.new_window`. Peers are named by their rank in the group.
     What one rank writes and another reads must be ordered by the program: the writer calls
-    :meth:`signal` after its puts, and the reader :meth:`wait_signal` before it reads, or all call
-    :func:`hpcdist.barrier`. Another collective on the window's memory does not order them: it may
-    return here while another rank still reads or writes there.
+    :meth:`signal` after its puts, and the reader :meth:`wait_signal` before it reads, or all wait
+    for their Works and call :func:`hpcdist.barrier`. Another collective on the window's memory does
+    not order them: it may return here while another rank still reads or writes there.
 
     Notes
     -----
@@ -73,21 +73,23 @@ class Window(WindowMemory):
         ----------
         tensor : torch.Tensor
             Of the window's dtype, on the host; may be non-contiguous or empty, and may overlap the
-            memory that it is written to. It may be changed when the call returns, but not after a
-            timeout or an exception of a signal handler.
+            memory that it is written to. It may be changed when the data are in place, but not
+            after a timeout or an exception of a signal handler.
         dst_rank : int
             Rank in the group; also this rank.
         target_offset_nelems : int
             Where to begin, in elements.
         async_op : bool
-            Accepted; the data are in place when the call returns.
+            Whether to return before the rank has answered, where its memory is not mapped. The data
+            are in place when the Work is complete; if nobody waits for it, when a later
+            :meth:`signal` to the rank has returned.
         opts : PutOptions, optional
             `timeout`: how long to wait for the rank's answer, where its memory is not mapped.
 
         Returns
         -------
         Work
-            Complete.
+            Complete unless `async_op` is true; it then raises what is said here of the peer.
 
         Raises
         ------
@@ -113,9 +115,9 @@ class Window(WindowMemory):
         """
         seconds = self._seconds(opts)
         part, offset = self._range(tensor, dst_rank, target_offset_nelems, "put")
-        part.put(tensor, offset, seconds)
+        work = part.put(tensor, offset, seconds, async_op)
         part.check("put")
-        return self._handle(self._comm.finished([tensor]), [tensor])
+        return self._handle(work or self._comm.finished([tensor]), [tensor])
 
     def get(
         self,
@@ -136,13 +138,16 @@ class Window(WindowMemory):
             Rank in the group; also this rank.
         target_offset_nelems : int
             Where to begin there, in elements.
-        async_op, opts
+        async_op : bool
+            As for :meth:`put`: the tensor has the data when the Work is complete. Where the
+            tensor's elements do not lie in order, that is when the call returns.
+        opts : PutOptions, optional
             As for :meth:`put`.
 
         Returns
         -------
         Work
-            Complete.
+            Complete unless `async_op` is true.
 
         Raises
         ------
@@ -153,9 +158,9 @@ class Window(WindowMemory):
         """
         seconds = self._seconds(opts)
         part, offset = self._range(tensor, src_rank, target_offset_nelems, "get")
-        part.get(tensor, offset, seconds)
+        work = part.get(tensor, offset, seconds, async_op)
         part.check("get")
-        return self._handle(self._comm.finished([tensor]), [tensor])
+        return self._handle(work or self._comm.finished([tensor]), [tensor])
 
     def accumulate(
         self,
@@ -186,7 +191,7 @@ class Window(WindowMemory):
         Returns
         -------
         Work
-            Complete.
+            As of :meth:`put`.
 
         Raises
         ------
@@ -199,9 +204,9 @@ class Window(WindowMemory):
         """
         seconds = self._seconds(opts)
         part, offset = self._range(tensor, dst_rank, target_offset_nelems, "accumulate")
-        part.accumulate(tensor, offset, op, seconds)
+        work = part.accumulate(tensor, offset, op, seconds, async_op)
         part.check("accumulate")
-        return self._handle(self._comm.finished([tensor]), [tensor])
+        return self._handle(work or self._comm.finished([tensor]), [tensor])
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         """A rank's window memory as a tensor of this process. Local to this process.
@@ -239,7 +244,8 @@ class Window(WindowMemory):
     ) -> Work:
         """Signal a rank. It sees everything that this rank has put before.
 
-        The peer must call :meth:`wait_signal` once per signal.
+        The peer must call :meth:`wait_signal` once per signal. What was put or accumulated with
+        ``async_op=True`` is waited for first, by whatever thread and window of the group.
 
         Parameters
         ----------
@@ -265,10 +271,14 @@ class Window(WindowMemory):
             If the peer has destroyed the group before the call, or dropped it and this window.
         RankFailedError
             If the peer has died, left the job or destroyed the default group.
+        DistTimeoutError, DistBackendError
+            If what this rank has put with ``async_op=True`` has ended so, and its Work has not said
+            it yet. There is no signal then.
         """
         comm, seconds = self._live(), self._seconds(opts)
         self._part(peer_rank, "signal")
         comm.refuse_withdrawn(int(peer_rank), "signal")
+        _engine.settle(comm, int(peer_rank))
         work = comm.isend(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
         if not async_op:
             work.wait(seconds)

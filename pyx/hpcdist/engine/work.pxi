@@ -13,10 +13,12 @@ cdef extern from * nogil:
             ;
     }
     static hd_job *pop_orphans(hd_job **head) { return __atomic_exchange_n(head, NULL, __ATOMIC_ACQ_REL); }
+    static void ref(hd_job *j) { __atomic_add_fetch(&j->refs, 1, __ATOMIC_RELAXED); }
     static int unref(hd_job *j) { return __atomic_sub_fetch(&j->refs, 1, __ATOMIC_ACQ_REL); }
     """
     void push_orphan(hd_job**, hd_job*)
     hd_job* pop_orphans(hd_job**)
+    void ref(hd_job*)
     int unref(hd_job*)
 
 
@@ -173,7 +175,7 @@ cdef class Work:
             hd_lane_seen(self.j.comm)
         return error_of_job(self.j)
 
-    cdef inline bint succeeded(self) noexcept:
+    cdef bint succeeded(self) noexcept:
         return self.j == NULL or (hd_job_state(self.j) == HD_DONE and self.j.code == HD_OK)
 
     cdef bint done(self):

@@ -18,6 +18,7 @@ import pytest
 import torch
 from breaking import interrupting
 from cases import Check, draw, poison, ring
+from remote_windows import all_received, window_of, within
 
 import hpcdist as dist
 from hpcdist import _engine
@@ -34,16 +35,6 @@ def group() -> Iterator[Any]:
     made = dist.new_group(timeout=timedelta(seconds=60))
     yield made
     dist.destroy_process_group(made)
-
-
-def window_of(group: Any, n: int, dtype: torch.dtype = torch.float32) -> tuple[Any, torch.Tensor]:
-    """A window in ordinary memory, of zeros."""
-    tensor = torch.zeros(n, dtype=dtype)
-    return group.new_window(tensor), tensor
-
-
-def within(seconds: float) -> dist.PutOptions:
-    return dist.PutOptions(timeout=timedelta(seconds=seconds))
 
 
 def test_sizes_around_every_limit(rng: Any, group: Any) -> None:
@@ -160,17 +151,6 @@ def test_a_window_that_was_dropped_still_serves(group: Any) -> None:
         assert bool((out >= 1).all())
     parallel_assert(rank != 0 or kept() is None, "the tensor itself is not kept")
     dist.barrier()
-
-
-def all_received(group: Any) -> bool:
-    """Whether no message of a group stays with MPI, within some seconds."""
-    for _ in range(500):
-        left = torch.tensor([group.carrier.unread])
-        dist.all_reduce(left)
-        if not int(left):
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def used_by(name: str) -> float:

@@ -196,11 +196,21 @@ static void begin(host *h, service *s)
     answer(h, s);
 }
 
+/* Whether a later request of the same rank has to wait. A long get has its answer on the way at
+ * once, while MPI still reads the memory. */
+static int is_in_the_way(const host *h, const service *s, const service *later)
+{
+    if (!s->begun)
+        return s->asked.window <= h->newest;
+    return !s->reply || (later->asked.call != HD_GET && s->asked.call == HD_GET && s->data &&
+                         hd_job_state(s->data) != HD_DONE);
+}
+
 /* A rank's requests take effect in the order in which it has made them, also after a timeout. */
 static int may_begin(const host *h, const service *s)
 {
     for (const service *e = h->services; e != s; e = e->next)
-        if (e->source == s->source && e->begun && !e->reply)
+        if (e->source == s->source && is_in_the_way(h, e, s))
             return 0;
     return s->asked.window <= h->newest;
 }

@@ -1,0 +1,235 @@
+"""Windows that ranks reach by messages: calls with async_op, which go on after they return."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from breaking import interrupting
+from cases import Check, draw, poison, ring
+from patience import wait_for
+from remote_windows import all_received, window_of, within
+
+import hpcdist as dist
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
+
+#: Bytes that travel with a request, and that do not.
+SIZES = (1, 1024, 1025, 70_000, 1_000_001)
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    made = dist.new_group(timeout=timedelta(seconds=60))
+    yield made
+    dist.destroy_process_group(made)
+
+
+@pytest.fixture
+def pids() -> list[int]:
+    all_pids = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_pids, torch.tensor([os.getpid()]))
+    return [int(pid) for pid in all_pids]
+
+
+def test_many_in_flight_to_all_ranks(rng: Any, group: Any) -> None:
+    """Puts, gets and accumulates of all sizes: each rank has a part of its own in each window."""
+    check, (rank, size, *_) = Check(), ring()
+    part = sum(SIZES)
+    window, memory = window_of(group, size * part, torch.uint8)
+    given = [[draw(rng, torch.uint8, n) for n in SIZES] for _ in range(size)]
+    added = [[draw(rng, torch.uint8, n) for n in SIZES] for _ in range(size)]
+    starts = [sum(SIZES[:i]) for i in range(len(SIZES))]
+    works, outs = [], []
+    for to in range(size):
+        for i, at in enumerate(starts):
+            at += rank * part
+            outs.append([poison(torch.uint8, SIZES[i]) for _ in range(2)])
+            works += [
+                window.put(given[rank][i], to, at, async_op=True),
+                window.get(outs[-1][0], to, at, async_op=True),
+                window.accumulate(added[rank][i], to, at, async_op=True),
+                window.get(outs[-1][1], to, at, async_op=True),
+                window.put(added[rank][i], to, at, async_op=True),
+            ]
+    rng.shuffle(works)
+    for work in works:
+        check.that(work.wait() is True and work.is_success(), f"{work}")
+    for i, (first, second) in enumerate(outs):  # a rank's calls take effect in their order
+        i %= len(SIZES)
+        check.equal(first, given[rank][i], f"get of {SIZES[i]}, first")
+        check.equal(second, given[rank][i] + added[rank][i], f"get of {SIZES[i]}, second")
+    dist.barrier()
+    check.equal(memory, torch.cat([torch.cat(parts) for parts in added]), "memory")
+    check.done()
+
+
+def test_a_signal_comes_after_what_was_put(rng: Any, group: Any) -> None:
+    """Also if nobody has waited for it, and through another window."""
+    check, (_, _, before, after) = Check(), ring()
+    window, memory = window_of(group, 100_000, torch.int64)
+    other, _ = window_of(group, 1)
+    for turn in range(1, 60):
+        n = int(rng.integers(1, 100_000))
+        mine = torch.full((n,), turn, dtype=torch.int64)
+        window.put(mine, after, 100_000 - n, async_op=True)
+        window.accumulate(mine[:3], after, 100_000 - n, async_op=True)
+        (other if turn % 2 else window).signal(after)
+        mine.fill_(-1)
+        (other if turn % 2 else window).wait_signal(before)
+        first = int((memory != 0).nonzero()[0])
+        check.that(bool((memory[first + 3 :] == turn).all()), f"{turn}: {memory}")
+        check.that(bool((memory[first : first + 3] == 2 * turn).all()), f"{turn}: {memory}")
+        memory.zero_()
+        dist.barrier()
+    check.done()
+
+
+def test_handles(group: Any) -> None:
+    rank, _, before, after = ring()
+    window, memory = window_of(group, 200_000)
+    memory.copy_(torch.arange(200_000.0) + rank)
+    dist.barrier()
+    for n in (2, 200_000):
+        out = torch.zeros(n)
+        work = window.get(out, after, async_op=True)
+        assert isinstance(work, dist.Work) and "get" in repr(work)
+        got = work.get_future().wait()
+        assert got[0] is out and work.result()[0] is out
+        assert out.tolist() == (torch.arange(float(n)) + after).tolist()
+        told: list[Any] = []
+        event = threading.Event()
+        future = window.put(torch.zeros(0), after, async_op=True).get_future()
+        future.then(lambda done, told=told, event=event: (told.append(done.value()), event.set()))
+        assert event.wait(30) and told[0][0].numel() == 0
+        with pytest.raises(ValueError, match="only a receive can be cancelled"):
+            work.cancel()
+        assert work.exception() is None and work.wait(1.0) is True
+    strided = torch.zeros(10)[::2]
+    window.get(strided, after, 3, async_op=True).wait()
+    parallel_assert(strided.tolist() == [3.0 + after + i for i in range(5)], f"{strided}")
+
+
+def test_what_is_refused_is_said_once(group: Any, capfd: Any) -> None:
+    """By the Work; by the next signal where nobody has asked the Work."""
+    rank, _, before, after = ring()
+    window, memory = window_of(group, 3)
+    dist.barrier()
+    window._parts[after].numel = 1_000_000
+    for n in (1, 10_000):
+        for begin in (window.put, window.get, window.accumulate):
+            work = begin(torch.ones(n), after, 3, async_op=True)
+            with pytest.raises(dist.DistBackendError, match="does not fit its memory"):
+                work.wait()
+            assert isinstance(work.exception(), dist.DistBackendError) and work.is_completed()
+            future = begin(torch.ones(n), after, 3, async_op=True).get_future()
+            with pytest.raises(dist.DistBackendError, match="does not fit its memory"):
+                future.wait()
+    window.signal(after)
+    window.wait_signal(before)
+    window.put(torch.ones(1), after, 3, async_op=True)
+    with parallel_raises(dist.DistBackendError, match="does not fit its memory"):
+        window.signal(after)
+    with parallel_raises(dist.DistTimeoutError, match="no signal of rank"):
+        window.wait_signal(before, opts=dist.WaitSignalOptions(timeout=timedelta(seconds=0.1)))
+    capfd.readouterr()
+    window.get(torch.ones(1), after, 3, async_op=True)
+    for _ in range(20):
+        window.put(torch.ones(1), after)
+    said = capfd.readouterr().err
+    parallel_assert(said.count("never waited for: get: rank") == 1, said)
+    dist.barrier()
+
+
+def test_a_rank_that_is_stopped(group: Any, pids: list[int]) -> None:
+    """A call returns at once; a limit of wait() leaves it going on, its own timeout ends it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    window, memory = window_of(group, 300_000)
+    texts: list[str] = []
+    if rank == 0:
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            later = window.put(torch.full((5,), 3.0), 1, 100, async_op=True)
+            works = [
+                window.put(torch.ones(1), 1, async_op=True, opts=within(0.3)),
+                window.get(torch.ones(300_000), 1, async_op=True, opts=within(0.3)),
+            ]
+            with pytest.raises(dist.DistTimeoutError, match="it goes on and can be waited for"):
+                later.wait(0.1)
+            assert not later.is_completed() and later.exception() is None
+            for work in works:
+                with pytest.raises(dist.DistTimeoutError) as caught:
+                    work.wait()
+                texts.append(str(caught.value))
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+        said = zip(texts, ("put", "get"), strict=True)
+        wrong = [text for text, what in said if f"in {what}() to rank 1" not in text]
+        assert not wrong and later.wait(), wrong
+    parallel_assert(all_received(group), "answers that came too late were not received")
+    parallel_assert(rank != 1 or memory[100:105].tolist() == [3.0] * 5, f"{memory[100:105]}")
+    window.put(torch.full((300_000,), 7.0), (rank + 1) % size, async_op=True).wait()
+    dist.barrier()
+    parallel_assert(bool((memory == 7).all()), "a call after the timeout")
+
+
+def test_what_nobody_waits_for_is_let_go(group: Any) -> None:
+    rank, _, before, after = ring()
+    window, memory = window_of(group, 50_000)
+    kept = []
+    for n in (1, 50_000) * 5:
+        tensor = torch.ones(n)
+        kept.append(weakref.ref(tensor))
+        window.accumulate(tensor, after, async_op=True)
+        del tensor
+    window.signal(after)
+    window.wait_signal(before)
+    gc.collect()
+    wait_for(lambda: not any(ref() is not None for ref in kept))
+    parallel_assert(memory[:2].tolist() == [10.0, 5.0], f"{memory[:2]}")
+
+
+def test_deregistration_waits_for_what_was_begun(group: Any) -> None:
+    rank, _, before, after = ring()
+    window = group.new_window()
+    for turn in range(20):
+        memory = torch.zeros(30_000)
+        window.tensor_register(memory)
+        works = [window.put(torch.full((10_000,), turn + 1.0), after, 10_000 * i, async_op=True)
+                 for i in range(3)]  # fmt: skip
+        window.tensor_deregister()
+        assert bool((memory == turn + 1).all()), memory
+        assert all(work.is_success() for work in works)
+    dist.barrier()
+
+
+def test_handlers_that_raise_leave_it_going_on() -> None:
+    rank, _, _, after = ring()
+    group = dist.new_group(timeout=timedelta(seconds=30))
+    window, memory = window_of(group, 100_000)
+    ones, broken = torch.ones(100_000), 0
+    dist.barrier()
+    with interrupting() as interrupted:
+        for turn in range(200):
+            begin = window.put if turn % 2 else window.accumulate
+            broken += (
+                interrupted(lambda begin=begin: begin(ones, after, async_op=True).wait(),
+                            1e-5 * (turn % 60)) is not None
+            )  # fmt: skip
+    window.put(torch.full((100_000,), 2.0), after, async_op=True)
+    window.tensor_deregister()
+    parallel_assert(bool((memory == 2).all()), "a later call's data come last")
+    parallel_assert(broken > 0, "no handler raised")
+    began = time.monotonic()
+    dist.destroy_process_group(group)
+    parallel_assert(time.monotonic() - began < 15, "what nobody receives was waited for")
