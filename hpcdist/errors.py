@@ -9,6 +9,7 @@ This module is a leaf: it imports nothing of hpcdist, so every other module may 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 __all__ = [
@@ -47,6 +48,17 @@ class Refusal(NamedTuple):
         more = f" and {self.total - len(self.ranks)} more" if self.total > len(self.ranks) else ""
         plural = "s" if self.total > 1 else ""
         return f"rank{plural} {', '.join(map(str, self.ranks))}{more}"
+
+
+def mark_told(error: BaseException) -> None:
+    """Note that an operation ended with an error: no other form of it may be tried."""
+    with suppress(AttributeError, TypeError):  # of a class that takes no attributes
+        error._hpcdist_told = True  # type: ignore[attr-defined]
+
+
+def was_told(error: BaseException) -> bool:
+    """Whether :func:`mark_told` was called with an error."""
+    return hasattr(error, "_hpcdist_told")
 
 
 class DistError(RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from hpcdist.errors import mark_told
 from hpcdist.operations import OPERATIONS
 
 from .dispatch import Dispatch, agreeing, withdrawing
@@ -84,8 +85,16 @@ class Hooked(Dispatch):
         """Wait until all ranks have called, with hooks."""
         seen = self._announce("barrier", args, about)
         result = self._host.barrier(*args, **about)
-        self._hooks.has_begun(seen, result)
+        self._has_begun(seen, result)
         return result
+
+    def _has_begun(self, seen: Any, result: Any) -> None:
+        """Call the hooks after an operation; if one raises, it is not to be made again."""
+        try:
+            self._hooks.has_begun(seen, result)
+        except Exception as error:
+            mark_told(error)
+            raise
 
 
 def _with_hooks(operation: str) -> Callable[..., Any]:
@@ -94,7 +103,7 @@ def _with_hooks(operation: str) -> Callable[..., Any]:
     def method(self: Hooked, *args: Any, **about: Any) -> Any:
         seen = self._announce(operation, args, about)
         result = forward(self, *args, **about)
-        self._hooks.has_begun(seen, result)
+        self._has_begun(seen, result)
         return result
 
     method.__name__ = operation

@@ -76,8 +76,8 @@ def all_reduce(
     comm = _world.comm if group is None else carrier_of(group)
     try:
         return comm.all_reduce(tensor, op, async_op)
-    except TypeError:
-        return sparse_or_raise(comm, tensor, op, async_op)
+    except TypeError as error:
+        return sparse_or_raise(comm, tensor, op, async_op, error)
 
 
 @overload

@@ -161,8 +161,8 @@ class C10d:
             return self._begin(
                 "all_reduce", tensors, _options(opts), timeout, lambda: (_one(tensors), op)
             )
-        except TypeError:
-            sparse_or_raise(self.carrier, _one(tensors), op, True)  # which refuses to be begun
+        except TypeError as error:
+            sparse_or_raise(self.carrier, _one(tensors), op, True, error)  # refuses to be begun
             raise
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:

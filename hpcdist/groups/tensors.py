@@ -11,6 +11,7 @@ import numpy as np
 from hpcdist._engine import Work, complex_among
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
+from hpcdist.errors import was_told
 from hpcdist.typing import Op, Tensors
 
 
@@ -41,13 +42,15 @@ def _as_reals(tensors: Tensors, op: Op) -> list[Any] | None:
     return views if changed else None
 
 
-def sparse_or_raise(comm: Carrier, tensor: Any, op: Op, async_op: bool) -> Work | None:
-    """Reduce a tensor that was refused because it is sparse; re-raise if it is not sparse.
+def sparse_or_raise(
+    comm: Carrier, tensor: Any, op: Op, async_op: bool, error: TypeError
+) -> Work | None:
+    """Reduce a tensor that was refused because it is sparse; else re-raise.
 
     It is called while the TypeError is handled, so a dense tensor pays nothing for it.
     """
-    if not getattr(tensor, "is_sparse", False):
-        raise  # noqa: PLE0704  # the others have heard
+    if was_told(error) or not getattr(tensor, "is_sparse", False):
+        raise error
     from hpcdist.groups import sparse
 
     sparse.all_reduce(comm, tensor, op, async_op)
@@ -61,6 +64,8 @@ def reals_or_raise(
 
     It is called while the TypeError is handled. Complex tensors count as pairs of real numbers.
     """
+    if was_told(error):
+        raise error
     views = _as_reals(tensors, op)
     if views is None:
         if complex_among(tensors):  # else the other ranks have the reason already
@@ -88,4 +93,5 @@ def stacked(tensor: Any, whole: Any, size: int) -> list[Any]:
     )
     if not contiguous:
         raise ValueError("gather_tensor must be contiguous: pass a new tensor and copy from it")
-    return list(whole.reshape(size, *shape))
+    parts = whole.reshape(size, *shape)
+    return [parts[rank, ...] for rank in range(size)]  # also of arrays without dimensions

@@ -41,6 +41,7 @@ from hpcdist.errors import (
     Refusal,
     checked_async,
     forked_error,
+    mark_told,
 )
 
 cdef extern from "Python.h":

@@ -154,6 +154,42 @@ def test_an_interrupt_in_a_hook_leaves_a_call_that_can_be_made_again(group, kind
     parallel_assert(t[0] == group.size())
 
 
+def mixed(group):
+    dist.all_reduce_coalesced([torch.ones(2), torch.ones(2, dtype=torch.complex64)], group=group)
+
+
+def sparse(group):
+    dist.all_reduce(torch.eye(3).to_sparse(), group=group)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("reduce", [mixed, sparse], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_type_error_of_a_hook_ends_a_call_that_has_another_way(group, reduce, when):
+    """It was taken for the tensor's, and the reduction was made once more, by one rank alone."""
+
+    def refuse(_seen):
+        raise TypeError("a mistake in the hook")
+
+    seq, first, raised = group.carrier.seq, group.rank() == 0, None
+    if first:
+        getattr(group, f"register_{when}_hook")(0, refuse)
+    try:
+        reduce(group)
+    except (TypeError, dist.DistError) as error:
+        raised = error
+    if first:
+        getattr(group, f"unregister_{when}_hook")(0)
+    told = "a mistake in the hook" in str(raised)
+    parallel_assert(told if first or raised else (when, reduce) == ("post", mixed), f"{raised!r}")
+    counted = [None] * group.size()
+    dist.all_gather_object(counted, (group.carrier.seq - seq) % 2**32)
+    parallel_assert(len(set(counted)) == 1, f"{counted}")
+    t = torch.full((4,), 1.0 + group.rank())
+    dist.all_reduce(t, group=group)
+    parallel_assert(t[0] == sum(range(1, group.size() + 1)), f"{t}")
+
+
 def test_hooks_of_sparse_tensors_and_subgroups(group):
     before = []
     group.register_pre_hook(0, before.append)

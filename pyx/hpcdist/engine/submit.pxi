@@ -213,6 +213,8 @@ cdef int refused(Comm comm, hd_job* j, object error, bint another_way, OthersArr
     cdef hd_job r
     cdef hd_comm* c = comm.c
     hd_job_clear(j)
+    if not another_way:
+        mark_told(error)
     if another_way or hd_forked or c == NULL or c.freed or not c.check or c.size == 1:
         return 0
     if not isinstance(error, Exception) and arrive == NOTHING_BEGUN:
