@@ -15,7 +15,14 @@ def has_list(
 ) -> bool:
     """Whether this rank is the root, the only rank that has a list; else the others hear of it."""
     here = comm.rank == root
-    if here is bool(given) or comm.rank < 0:
+    if comm.rank < 0:
+        return here
+    try:  # a tensor or an array has no truth value, an iterator no length
+        has = given is not None and (not hasattr(given, "__len__") or len(given) > 0)
+    except Exception as raised:
+        agreeing(comm, tensor).refuse(raised, api=api)
+        raise
+    if here is has:
         return here
     if here:
         where = f"rank (rank {root} of the group {group!r}, which this process is)"

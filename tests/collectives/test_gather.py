@@ -198,6 +198,32 @@ def test_numpy(rng):
     check.done()
 
 
+def test_roots_that_give_other_things_than_lists(rng):
+    """A tensor or an array with the parts stacked, or an iterator, as all_gather takes them."""
+    check, (rank, size) = Check(), here()
+    parts = [draw(rng, torch.float32, 3) for _ in range(size)]
+    for name, whole in (("torch", torch.zeros(size, 3)), ("numpy", np.zeros((size, 3), "f4"))):
+        dist.gather(parts[rank], whole if rank == 0 else None)
+        got = torch.as_tensor(whole)
+        check.equal(got, torch.stack(parts) if rank == 0 else torch.zeros(size, 3), name)
+        part = torch.zeros(3)
+        dist.scatter(part, whole if rank == 0 else None)
+        check.equal(part, parts[rank], f"scatter {name}")
+    outs = [torch.zeros(3) for _ in range(size)]
+    work = dist.gather(parts[rank], iter(outs) if rank == 0 else None, async_op=True)
+    work.wait()
+    found = work.result()
+    check.that(len(found) == (size if rank == 0 else 0), f"{found}")
+    for r, each in enumerate(found):
+        check.equal(each, parts[r], f"iterator {r}")
+    whole = np.zeros(size) if rank == 0 else None
+    dist.gather_single(np.array(rank + 1.0), whole)
+    check.that(whole is None or whole.tolist() == [r + 1.0 for r in range(size)], f"{whole}")
+    with parallel_raises((TypeError, dist.DistMismatchError), match="len"):
+        dist.gather(parts[rank], torch.tensor(1.0) if rank == 0 else None)
+    check.done()
+
+
 def test_read_only_inputs():
     """What is only read may be read-only."""
     rank, size = here()

@@ -127,6 +127,7 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, ob
             raise ValueError(f"the root must pass {name}")
         if not mine and items:
             raise ValueError(f"{name} belongs to the root (rank {root}) alone; this is rank {comm.c.rank}")
+        items = list(items) if mine else []
         own_part = fill(tensor, &b, kind == HD_SCATTER, "tensor")
         all_parts = root_list(comm, &j, &b, items, root, name) if mine else []
         keep = (own_part, all_parts) if kind == HD_GATHER else (all_parts, own_part)
@@ -151,7 +152,7 @@ cdef object rooted(Comm comm, int kind, Api api, object tensor, object items, ob
         refused(comm, &j, error, False)
         raise
     if kind == HD_GATHER:
-        outputs = [*items] if mine else []
+        outputs = items
     else:
         outputs = [tensor]
     return run(comm, &j, async_op, keep, outputs)
