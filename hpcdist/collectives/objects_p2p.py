@@ -92,7 +92,7 @@ def send_object_list(
         return
     pickle = False if weights_only else pickle
     comm = pg.carrier
-    peer = pg.members.peer(comm.rank, dst, group_dst, "dst")
+    peer = pg.members.peer(comm.rank, dst, group_dst, "dst", "Copy the objects.")
     length = check_list(object_list, "object_list")
     part = Part("send_object_list", comm.rank)
     part.encode(list(object_list), pickle)
@@ -158,7 +158,7 @@ def recv_object_list(
     comm = pg.carrier
     peer = -1
     if src is not None or group_src is not None:
-        peer = pg.members.peer(comm.rank, src, group_src, "src")
+        peer = pg.members.peer(comm.rank, src, group_src, "src", "Copy the objects.")
     length = check_list(object_list, "object_list")
     messages = _begun.setdefault(pg, {})
     message = _claim(messages, peer, pg.members.generation)
@@ -197,7 +197,12 @@ def _send(comm: Any, peer: int, header: Any, data: Any) -> None:
         partial(comm.isend, data, peer, int(header[2]), tag_kind=OBJECTS),
     )
     works: list[Any] = []
-    works.extend(map(partial.__call__, calls))
+    try:
+        works.extend(map(partial.__call__, calls))
+    except BaseException:
+        if len(works) == 1:  # a hook of the second one raised: the receiver waits for it
+            works.append(here.isend(data, peer, int(header[2]), tag_kind=OBJECTS))
+        raise
     for work in works:
         work.wait()
 

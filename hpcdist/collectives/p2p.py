@@ -154,7 +154,11 @@ def send(
     """
     asked = resolve(group)
     comm = asked.carrier
-    comm.send(tensor, asked.members.peer(comm.rank, dst, group_dst, "dst"), tag)
+    comm.send(
+        tensor,
+        asked.members.peer(comm.rank, dst, group_dst, "dst", "Use isend, or copy the tensor."),
+        tag,
+    )
 
 
 @_native
@@ -202,7 +206,9 @@ def recv(
     asked, place = resolve(group), -1
     comm = asked.carrier
     if src is not None or group_src is not None:
-        place = asked.members.peer(comm.rank, src, group_src, "src")
+        place = asked.members.peer(
+            comm.rank, src, group_src, "src", "Use irecv, or copy the tensor."
+        )
     sender = comm.recv(tensor, place, tag)
     return asked.members.ranks[sender] if sender >= 0 else -1
 

@@ -70,13 +70,15 @@ class Members:
                 f"ranks of the world are {short(self.ranks)}"
             ) from None
 
-    def peer(self, own: int, rank: int | None, group_rank: int | None, what: str) -> int:
+    def peer(
+        self, own: int, rank: int | None, group_rank: int | None, what: str, advice: str
+    ) -> int:
         """The same as :meth:`place`, for a rank that must not be this one, `own`."""
         place = self.place(rank, group_rank, what)
         if place == own:
-            kind = "isend" if what == "dst" else "irecv"
+            given = f"{what}={rank}" if rank is not None else f"group_{what}={place}"
             raise ValueError(
-                f"{what}={place} is this process itself, in the group {self.name!r}: it would wait "
-                f"for itself for ever. Use {kind}, or copy the tensor."
+                f"{given} is this process itself, in the group {self.name!r}: it would wait for "
+                f"itself for ever. {advice}"
             )
         return place

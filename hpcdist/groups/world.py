@@ -73,7 +73,9 @@ class _Nobody(Members):
         """Accept any rank: the operation does not run."""
         return -1
 
-    def peer(self, own: int, rank: int | None, group_rank: int | None, what: str) -> int:
+    def peer(
+        self, own: int, rank: int | None, group_rank: int | None, what: str, advice: str
+    ) -> int:
         """Accept any rank."""
         return -1
 

@@ -295,6 +295,34 @@ def test_a_type_registered_on_the_sender_only():
     still_in_step()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_hook_that_raises_between_the_parts_of_a_message_loses_no_later_one():
+    rank, _ = here()
+    seen = []
+
+    def second_one(_seen):
+        seen.append(True)
+        if len(seen) == 2:
+            raise ValueError("no")
+
+    group = dist.new_group()
+    if rank == 0:
+        group.register_pre_hook(1, second_one)
+    got = []
+    for i in range(3):
+        into = [None]
+        if rank == 0:
+            try:
+                dist.send_object_list([i], 1, group)
+            except ValueError:
+                assert i == 0
+        elif rank == 1:
+            dist.recv_object_list(into, 0, group)
+            got += into
+    parallel_assert(rank != 1 or got == [0, 1, 2], f"{got}")
+    dist.destroy_process_group(group)
+
+
 def test_without_the_entry_check():
     """With the check off, lengths that differ are still noticed where they are seen.
 
