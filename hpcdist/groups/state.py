@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import zlib
 from typing import Any, NewType, cast
 
 from hpcdist import log
@@ -139,8 +140,11 @@ def new_name(ranks: tuple[int, ...]) -> str:
     after an attempt that failed because a member was missing, all must choose the same name at the
     next attempt. Groups that a recovery has made again keep their names, which no other gets.
     """
-    before = max(world.counts.get(ranks, 0), world.taken.get(short(ranks), 0))
-    return f"{short(ranks)}#{before + 1}"
+    text = short(ranks)
+    if text.endswith(")"):  # not all are in it
+        text = f"{text[:-1]}, {zlib.crc32(str(ranks).encode()):08x})"
+    before = max(world.counts.get(ranks, 0), world.taken.get(text, 0))
+    return f"{text}#{before + 1}"
 
 
 def count(counts: dict[tuple[int, ...], int], ranks: tuple[int, ...], name: str) -> None:

@@ -17,6 +17,7 @@ from patience import at_most
 
 import hpcdist as dist
 from hpcdist import MPIOptions
+from hpcdist.groups.state import new_name
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -220,6 +221,27 @@ def test_names_are_the_same_on_all_members_and_never_again():
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, names)
     parallel_assert(len(set(names)) == 3 and all(each == names for each in everyone), f"{everyone}")
+
+
+def test_names_of_large_groups_tell_them_apart():
+    """Only some of their ranks are in the text."""
+    all_but = [tuple(r for r in range(24) if r != left_out) for left_out in (10, 11)]
+    first, second = (new_name(ranks) for ranks in all_but)
+    parallel_assert(first != second and "(23 ranks, " in first, f"{first} {second}")
+
+
+@pytest.mark.parametrize("character", ["é", "€", "🧵"])
+def test_a_long_name_is_cut_between_characters(character):
+    """A name is kept in 64 bytes, and said in texts and handles."""
+    world = dist.group.WORLD.carrier
+    for before in range(4):
+        name = "x" * before + character * 40
+        comm = world.create_group(range(world.size), name, 30.0)
+        work = comm.all_reduce(torch.ones(1), async_op=True)
+        parallel_assert(name.startswith(comm.name) and comm.name in repr(work), comm.name)
+        parallel_assert(60 <= len(comm.name.encode()) < 64, comm.name)
+        work.wait()
+        comm.free()
 
 
 @pytest.mark.mpi(min_size=2)

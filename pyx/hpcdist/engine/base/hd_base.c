@@ -227,3 +227,13 @@ void hd_say_last(hd_text *t, const char *sentence)
     }
     hd_say(t, "%s", sentence);
 }
+
+void hd_copy_text(char *to, size_t room, const char *from)
+{
+    size_t n = strlen(from);
+    if (n >= room)
+        for (n = room - 1; n && (from[n] & 0xc0) == 0x80;)
+            n--; /* the first byte that is left out would be inside a character */
+    memcpy(to, from, n);
+    to[n] = 0;
+}

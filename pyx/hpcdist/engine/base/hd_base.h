@@ -139,4 +139,7 @@ void hd_say(hd_text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3
 /* The last sentence: where it does not fit, the text before it is cut. */
 void hd_say_last(hd_text *t, const char *sentence);
 
+/* As much of a text as fits, in whole characters of UTF-8. */
+void hd_copy_text(char *to, size_t room, const char *from);
+
 #endif

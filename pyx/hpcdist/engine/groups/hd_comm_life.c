@@ -259,7 +259,7 @@ static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *n
         return HD_ERR_MEMORY;
     }
     init_locks(c);
-    snprintf(c->name, sizeof c->name, "%s", name);
+    hd_copy_text(c->name, sizeof c->name, name);
     c->timeout = timeout;
     c->check = check;
     c->chunk = CHUNK;
