@@ -102,6 +102,12 @@ def contents(state: Any, commit: Commit) -> tuple[dict[str, Any], dict[str, Any]
     shards = {n: p.own(parts[n]) for n, p in state.parts.items() if isinstance(p, Shards)}
     own = {
         "parts": {name: parts[name] for name in parts if name not in shards},
+        # What differs from rank to rank, as buffers do: on disk the rest is rank 0's.
+        "private": {
+            name: part.divide(parts[name])[1]
+            for name, part in state.parts.items()
+            if not isinstance(part, Shards) and not part.sharded()
+        },
         "shards": sorted(shards),
         "values": commit.values,
         "random": commit.random,
@@ -124,7 +130,10 @@ def put_back(state: Any, found: Found) -> None:
             shards = {rank: each[name] for rank, each in found.shards.items()}
             part.resume(found.size, shards, found.same)
         else:
-            part.restore(own["parts"][name])
+            taken, private = own["parts"][name], own.get("private", {}).get(name)
+            if private is not None:
+                taken = part.join(part.divide(taken)[0], private)
+            part.restore(taken)
     state.set_values(own["values"])
     if world.comm.rank < found.size:  # no two ranks draw the same numbers
         state.random.restore(own["random"])

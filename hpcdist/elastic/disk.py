@@ -14,6 +14,7 @@ import re
 import shutil
 import warnings
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,8 @@ _REST = "hpcdist"
 _KEPT = 2
 #: Folders from which a State of this process has resumed.
 _claimed: set[str] = set()
+#: Types of dictionaries whose tensors have entries of their own.
+_DICTS = (dict, OrderedDict)
 
 
 class Disk:
@@ -85,12 +88,20 @@ class Disk:
         if problem:
             _log.warning("the commit of step %d is not kept in %s: %s", step, part, problem)
         well = self._agree(not problem)
-        if rank == 0 and well:
+        named = self._name(step, part, whole) if rank == 0 and well else True
+        return self._agree(named) and well
+
+    def _name(self, step: int, part: Path, whole: Path) -> bool:
+        """Give a commit's folder its name; return whether it has it."""
+        try:
             shutil.rmtree(whole, ignore_errors=True)
             os.replace(part, whole)
-            for old in self._steps()[_KEPT:]:
-                shutil.rmtree(self._folder / f"step-{old}", ignore_errors=True)
-        return self._agree(True) and well
+        except OSError as error:
+            _log.warning("the commit of step %d is not kept in %s: %s", step, whole, error)
+            return False
+        for old in self._steps()[_KEPT:]:
+            shutil.rmtree(self._folder / f"step-{old}", ignore_errors=True)
+        return True
 
     def _steps(self) -> list[int]:
         """Steps of the commits there are, the newest first."""
@@ -204,7 +215,7 @@ def _without(thing: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
             name += "'"
         tensors[name] = thing
         return SimpleNamespace(hpcdist_tensor=name)
-    if isinstance(thing, dict):
+    if type(thing) in _DICTS:  # others, a Counter say, are made otherwise: the codec has them whole
         return type(thing)((k, _without(v, f"{path}{k}/", tensors)) for k, v in thing.items())
     if type(thing) in (list, tuple):
         return type(thing)(_without(v, f"{path}{n}/", tensors) for n, v in enumerate(thing))
@@ -215,7 +226,7 @@ def _with(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Put them back."""
     if isinstance(thing, SimpleNamespace) and set(thing.__dict__) == {"hpcdist_tensor"}:
         return tensors[thing.hpcdist_tensor]
-    if isinstance(thing, dict):
+    if type(thing) in _DICTS:
         return type(thing)((k, _with(v, tensors)) for k, v in thing.items())
     if type(thing) in (list, tuple):
         return type(thing)(_with(v, tensors) for v in thing)

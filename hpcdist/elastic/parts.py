@@ -180,6 +180,9 @@ class _WithState(_Shared):
 
     def restore(self, taken: Any) -> None:
         self._thing.load_state_dict(with_shards(copy.deepcopy(taken), self._thing))
+        if isinstance(self._thing, torch.amp.GradScaler):
+            # Not in its state: that a step which did not end had unscaled its gradients.
+            self._thing._per_optimizer_states.clear()
 
     def divide(self, taken: Any) -> tuple[Any, Any]:
         return (None, taken) if has_shards(taken) else (taken, None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,6 +82,68 @@ def test_it_goes_on_bit_for_bit(folder, tmp_path):
     weight = {"own/parts/model/0": torch.zeros(7, 5)}
     checkpoint.load(weight, checkpoint_id=rank, no_dist=True)
     parallel_assert(bool(weight["own/parts/model/0"].any()))
+
+
+def test_types_of_dictionaries(folder):
+    """MultiStepLR's milestones are a Counter, of which 3 and 5 became 1 and 1."""
+    there = {
+        "a": Counter({3: 1, 5: 1}),
+        "b": OrderedDict(x=torch.ones(2)),
+        3: defaultdict(list, y=[1]),
+    }
+    path = Path(folder) / f"types-{dist.get_rank()}"
+    _save(there, path)
+    back = _load(path)
+    same = back["a"] == there["a"] and type(back["a"]) is Counter and back[3] == there[3]
+    parallel_assert(same and back["b"]["x"].tolist() == [1, 1], f"{back}")
+    lrs: list[float] = []
+    for stop in (3, -1):
+        _claimed.clear()
+        sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        steps = torch.optim.lr_scheduler.MultiStepLR(sgd, [2, 4])
+        state = State(sgd=sgd, steps=steps, folder=folder, folder_every=1)
+        for step in elastic(state, 6):
+            if step.index == stop:
+                break
+            with step:
+                lrs[step.index :] = [sgd.param_groups[0]["lr"]]
+                sgd.step()
+                steps.step()
+    parallel_assert(state.began > 0, f"{state.began}")
+    parallel_assert(lrs == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01, 0.01]), f"{lrs}")
+
+
+def norm_after(folder, steps: int, width: int = 1):
+    _claimed.clear()
+    norm = torch.nn.BatchNorm1d(width)
+    state = State(folder=folder, folder_every=1, norm=norm)
+    for step in elastic(state, steps):
+        with step:
+            norm(torch.full((4, width), 10.0 * (dist.get_rank() + 1)))
+    return state, norm.running_mean.clone()
+
+
+def test_buffers_are_each_ranks_own(folder):
+    """As they were before the restart; all ranks had rank 0's."""
+    _, before = norm_after(folder, 4)
+    state, after = norm_after(folder, 4)
+    parallel_assert(state.began > 0 and torch.equal(before, after), f"{before} {after}")
+
+
+def test_a_model_of_other_shapes_is_refused(folder):
+    """One row was copied to all."""
+    norm_after(folder, 3)
+    with parallel_raises(ValueError, match="norm has .* a start that changes a model"):
+        norm_after(folder, 4, width=10)
+
+
+def test_a_commit_that_cannot_be_named_is_a_warning(folder, caplog):
+    if dist.get_rank() == 0:
+        (Path(folder) / "step-2").touch()
+    dist.barrier()
+    norm_after(folder, 4)
+    told = sum("step 2 is not kept" in record.message for record in caplog.records)
+    parallel_assert(told == (dist.get_rank() == 0), f"{caplog.records}")
 
 
 def test_a_damaged_commit_is_not_used(folder, caplog):
