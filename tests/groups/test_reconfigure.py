@@ -93,6 +93,17 @@ def test_a_rank_that_dies_while_it_holds_memory_is_reported_at_once(count):
 
 
 @only_ulfm
+def test_errors_of_other_nodes_name_the_dead(count):
+    """Some named nobody, and the recovery that follows excluded nobody: Open MPI had not told."""
+    program = str(Path(__file__).with_name("named_dead.py"))
+    for _ in range(3):
+        ended = run_job(3, program, env=FT | {"HPCDIST_NODES": "3"}, ft=True, limit=60)
+        assert ended.code == 0 and ended.text.count("went on with 2") == 2, ended.text
+        assert ended.text.count("named (2,)") == 2, ended.text
+    count(3)
+
+
+@only_ulfm
 def test_agreements_are_right_while_another_thread_is_in_mpi(count):
     """Six of 2,000 flags were wrong, as MPI alone gave them."""
     ended = run_job(3, str(Path(__file__).with_name("agreements.py")), "2000", env=FT, ft=True)
