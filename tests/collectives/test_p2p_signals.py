@@ -5,6 +5,7 @@ The message is in the tensor, or the next receive gets it.
 
 from __future__ import annotations
 
+import signal
 import time
 from functools import partial
 from typing import Any
@@ -21,6 +22,37 @@ pytestmark = pytest.mark.ranks
 
 #: Whose lines raise.
 FILE = "objects_p2p.py"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_send_that_has_ended_while_a_handler_ran_is_over() -> None:
+    """It was told that the send goes on, and its tensor was kept for ever."""
+    rank, _ = here()
+
+    def late(*_: Any) -> None:
+        dist.send(np.ones(1), 1, tag=1)  # the receiver may begin
+        dist.recv(np.ones(1), 1, tag=2)  # it has all
+        time.sleep(0.05)
+        raise ZeroDivisionError
+
+    told = ""
+    dist.barrier()
+    if rank == 0:
+        before = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            dist.send(np.arange(1 << 20), 1)
+        except ZeroDivisionError as error:
+            told = " ".join(getattr(error, "__notes__", ["the tensor was sent"]))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    elif rank == 1:
+        got = np.zeros(1 << 20, np.int64)
+        dist.recv(np.ones(1), 0, tag=1)
+        dist.recv(got, 0)
+        assert got[-1] == len(got) - 1
+        dist.send(np.ones(1), 0, tag=2)
+    parallel_assert(rank != 0 or "the tensor was sent" in told, told)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -34,7 +34,7 @@ POST = (
 )
 ACCORD = ("tests/stress/accord.c", *engine("accord"))
 OUTBOX = ("tests/stress/outbox.c", *engine("outbox"))
-P2P = ("tests/stress/p2p.c", *BASE, *engine("p2p", "peer", "poller", "unsent"))
+P2P = ("tests/stress/p2p.c", *BASE, *engine("p2p", "overdue", "peer", "poller", "unsent"))
 WINDOW = ("tests/stress/window.c", *BASE, *engine("window", "combine"))
 #: Of the tensors, which are short here, the longer ones are written past the caches.
 STREAMED = ("-DHD_STREAM_LEAST=16384",)

@@ -154,7 +154,9 @@ class Window(WindowMemory):
         ValueError, TypeError, DistError, DistMismatchError, RankFailedError, DistBackendError
             As :meth:`put`; ValueError also if elements of the tensor share memory.
         DistTimeoutError
-            If the peer has not answered in time. Part of the tensor may have been written.
+            If the peer has not answered in time. Part of the tensor may have been written. If the
+            data had begun to come, the error says that MPI may still write to it; so does a note of
+            a signal handler's exception.
         """
         seconds = self._seconds(opts)
         part, offset = self._range(tensor, src_rank, target_offset_nelems, "get")

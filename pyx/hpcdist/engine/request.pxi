@@ -96,20 +96,22 @@ cdef class Request:
         DistBackendError
             The rank has refused it.
         DistTimeoutError, RankFailedError, DistMismatchError, KeyboardInterrupt
-            There is no answer. What was asked for goes on, but into no memory of the tensor's.
+            There is no answer. What was asked for goes on, but into no memory of the tensor's, unless a note says so.
         """
         cdef object shown = self.show()
+        cdef list begun = self.works
         self.seen = True
         try:
             try:
                 self.begin(seconds)
                 self.wait_for(-1)
-            except BaseException:
+                if self.error is not None:
+                    raise self.error
+            except BaseException as error:
                 if not self.over:
                     self.give_up()
+                self.warn(begun, error)
                 raise
-            if self.error is not None:
-                raise self.error
         finally:
             if shown is not None:
                 end_range(shown)
@@ -289,6 +291,14 @@ cdef class Request:
             under_way[self.number] = self
         finally:
             hd_comm_exit(self.comm.c)
+        return 0
+
+    cdef int warn(self, list begun, object error) except -1:
+        """Says that MPI still writes what has begun to come."""
+        if self.call == HD_GET and not self.short() and len(begun) > 1 and hd_p2p_unfinished((<Work> begun[1]).j):
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note("[hpcdist] what the get asked for has begun to come, and MPI may write to the tensor at "
+                               "any later time: do not use it")
         return 0
 
     cdef bint was_served(self, Work answered) noexcept:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from breaking import interrupting
 from cases import Check, draw, poison, ring
+from patience import wait_for
 from remote_windows import all_received, window_of, within
 
 import hpcdist as dist
@@ -251,6 +252,31 @@ def test_what_is_not_there_is_refused(group: Any) -> None:
             window.put(torch.ones(n), after)
     parallel_assert(not memory.any(), "nothing was written")
     dist.barrier()
+
+
+def test_what_was_refused_is_not_kept(group: Any) -> None:
+    """The rank receives the data before it refuses them, so MPI is done with them."""
+    rank, _, _, after = ring()
+    window, _ = window_of(group, 3)
+    dist.barrier()
+    window._parts[after].numel = 1_000_000
+    kept = []
+    for _ in range(8):
+        tensor = torch.ones(500_000)
+        kept.append(weakref.ref(tensor))
+        with pytest.raises(dist.DistBackendError, match="does not fit its memory"):
+            window.put(tensor, after, 3)
+        del tensor
+    gc.collect()
+    left = [0]
+
+    def gone() -> bool:
+        gc.collect()
+        left[0] = sum(ref() is not None for ref in kept)
+        return left[0] <= 1  # the last one's error may still be referred to
+
+    wait_for(gone)
+    parallel_assert(gone(), f"{left} of {len(kept)} are kept")
 
 
 def test_a_registration_that_one_rank_is_late_for(group: Any) -> None:

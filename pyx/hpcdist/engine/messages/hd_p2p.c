@@ -16,6 +16,7 @@
 #include "hd_hang.h"
 #include "hd_job.h"
 #include "hd_nan.h"
+#include "hd_overdue.h"
 #include "hd_p2p.h"
 #include "hd_peer.h"
 #include "hd_recorder.h"
@@ -264,36 +265,19 @@ static void time_out(hd_job *j)
 {
     char buffer[HD_TEXT];
     hd_comm *c = j->comm;
-    hd_text t;
+    const double waited = elapsed(j);
+    int over;
 
     if (hd_now() < hd_stopped_end(c->session))
         return; /* its death ends the message, too */
-    hd_text_init(&t, buffer, sizeof buffer);
-    hd_say(&t, "timeout after %.3g s in %s(", elapsed(j), j->api);
-    if (j->message.tag_kind != HD_WINDOW_ANSWER)
-        hd_say(&t, "%s, %lld elements", hd_dtype_name(j->dtype), (long long)j->count);
-    hd_say(&t, ") ");
-    if (j->message.peer < 0)
-        hd_say(&t, "from any rank");
-    else
-        hd_say(&t, "%s rank %d", hd_peer_is(j), j->message.peer);
-    hd_say(&t, ", tag %d, group '%s' (this is rank %d of %d", j->message.tag, c->name, c->rank,
-           c->size);
-    if (j->site[0])
-        hd_say(&t, ", called at %s", j->site);
-    if (j->message.tag_kind == HD_WINDOW_ANSWER)
-        hd_say(&t, "): it has not answered.");
-    else
-        hd_say(&t, "): no matching %s was posted.", j->kind == HD_SEND ? "receive" : "send");
-    for (int r = 0; r < c->size && t.used < 1200; r++)
-        if (r != c->rank && (j->message.peer < 0 || j->message.peer == r)) {
-            hd_say(&t, "\n  rank %d ", r);
-            hd_session_report(c->session, c->node_slot[r], &t);
-            hd_hang_say_where(c->session, c->node_slot[r], &t);
-        }
+    over = end_request(j, PATIENCE);
+    if (over && j->message.recalled == ASKED) { /* it came just then */
+        finish(j);
+        return;
+    }
+    hd_say_overdue(buffer, j, waited, over);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     hd_hang_report(c->session, buffer, 0);
-    end_request(j, PATIENCE);
     finish(j);
 }
 
@@ -460,6 +444,8 @@ int hd_p2p_take_back(hd_job *j, double seconds)
 void hd_p2p_give_up(hd_job *j)
 {
     pthread_mutex_lock(&j->message.mu);
+    for (int looks = LOOKS; looks && !test_locked(j); looks--)
+        ;
     if (hd_job_state(j) != HD_DONE) {
         j->code = HD_ERR_INTERRUPT;
         finish(j);

@@ -91,7 +91,7 @@ void hd_roll_flush(const hd_roll *r)
         int gone;
         pthread_mutex_lock(&left_mu);
         lock(r);
-        gone = hd_outbox_tidy(&left);
+        gone = !hd_outbox_unsent(&left); /* what has failed is never gone */
         unlock(r);
         pthread_mutex_unlock(&left_mu);
         if (gone || hd_now() > until)
