@@ -149,7 +149,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 self._assign(group)
                 if self.optim is not None:
                     self.optim.add_param_group(self._share(group))
-                    self._options(self.optim.param_groups, self.param_groups)
+                    # The other groups' may have changed since the last step.
+                    self._options(self.optim.param_groups[-1:], self.param_groups[-1:])
                     if not joining.defers(self.process_group, self):
                         compare(self.process_group, type(self.optim), [group])
         except BaseException:

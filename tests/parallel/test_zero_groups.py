@@ -69,6 +69,19 @@ def test_a_group_that_is_added_has_the_defaults_of_the_class(rng, kind, values, 
     parallel_assert(equal(model, whole))
 
 
+def test_adding_a_group_leaves_the_options_of_the_others():
+    """They may have been changed since the last step, as a scheduler does."""
+    model = network()
+    first, *others = model.parameters()
+    zero = ZeroRedundancyOptimizer([first], torch.optim.SGD, lr=1.0)
+    first.grad = torch.zeros_like(first)
+    zero.step()
+    zero.param_groups[0]["lr"] = 0.1
+    zero.add_param_group({"params": others, "lr": 0.5})
+    rates = [group["lr"] for group in zero.param_groups]
+    parallel_assert(rates == [0.1, 0.5], f"{rates}")
+
+
 def test_named_parameters(rng):
     model = network()
     whole, x = copy.deepcopy(model), torch.from_numpy(rng.standard_normal((4, 6))).float()
