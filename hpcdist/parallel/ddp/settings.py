@@ -52,7 +52,7 @@ class Settings:
         TypeError
             If `hook` cannot be called.
         RuntimeError
-            If a hook is registered already, or during backward.
+            If a hook is registered already, during backward, or before :meth:`finalize_backward`.
 
         Notes
         -----

@@ -202,6 +202,8 @@ class Reducer:
         """Let a user's hook communicate the buckets, which are then not divided into pieces."""
         if self._running:
             raise RuntimeError("register_comm_hook cannot be called during backward")
+        if self._held:
+            raise RuntimeError(texts.held("register_comm_hook"))
         self.transfer.set_hook(state, hook)
         self._pipeline.join()
 

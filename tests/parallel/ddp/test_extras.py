@@ -16,7 +16,7 @@ from torch import nn
 
 import hpcdist as dist
 from hpcdist import debug_level, log
-from hpcdist.parallel import BufferCommHookLocation
+from hpcdist.parallel import BufferCommHookLocation, comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -392,6 +392,20 @@ def test_a_pass_that_was_not_finalized_is_no_secret() -> None:
         model.finalize_backward()
     loss(model, x).backward()
     model.finalize_backward()
+
+
+def test_a_hook_is_not_registered_before_a_pass_was_finalized() -> None:
+    """Its averages would get lost."""
+    model, reference = DDP(Net()), DDP(Net())
+    model.require_manual_backward_finalization = True
+    x = mine(data(1)[0])
+    for each in (model, reference):
+        loss(each, x).backward()
+    with parallel_raises(RuntimeError, match="before register_comm_hook"):
+        model.register_comm_hook(None, comm_hooks.allreduce_hook)
+    model.finalize_backward()
+    parallel_assert(apart(model, reference) == 0)
+    model.register_comm_hook(None, comm_hooks.allreduce_hook)
 
 
 # --- torch's classes -----------------------------------------------------------------------------
