@@ -179,22 +179,17 @@ class Join:
             self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
             self._refuse_nested()
         self._facts = {"throw_on_early_termination": self._throw, **kwargs}
-        self._set(self._enable)
-
-    def _nested(self) -> bool:
-        return any(each is joinable for each in _entered for joinable in self._joinables)
 
     def _refuse_nested(self) -> None:
         """Raise inside another block, whose ranks would shadow each step of this one as well."""
-        if self._enable and self._nested():
+        nested = any(each is joinable for each in _entered for joinable in self._joinables)
+        if self._enable and nested:
             raise ValueError(
                 "a joinable is in the block of another Join already; make one Join of all "
                 "joinables, or disable the inner one with enable=False"
             )
 
     def _set(self, enable: bool) -> None:
-        if self._nested():  # and disabled: the outer one goes on
-            return
         for place, joinable in enumerate(self._joinables):
             joinable._join_config = (
                 _JoinConfig(True, self._throw, place == 0) if enable else _JoinConfig()
@@ -204,8 +199,7 @@ class Join:
         self._refuse_nested()
         if self._enable:  # a rank without it makes another call, which all ranks hear of
             same_arguments(self._group, API, self._facts)
-        self._set(self._enable)
-        if self._enable:
+            self._set(True)
             _entered.extend(self._joinables)
 
     def __exit__(
@@ -214,11 +208,12 @@ class Join:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._enable:
-            own = {id(joinable) for joinable in self._joinables}
-            _entered[:] = [each for each in _entered if id(each) not in own]
+        if not self._enable:
+            return
+        own = {id(joinable) for joinable in self._joinables}
+        _entered[:] = [each for each in _entered if id(each) not in own]
         self._set(False)
-        if not self._enable or exc_type is not None:
+        if exc_type is not None:
             return
         shadowed = 0
         while True:

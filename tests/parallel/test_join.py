@@ -170,6 +170,19 @@ def test_arguments_that_differ():
 
 
 @pytest.mark.mpi(min_size=2)
+def test_after_a_block_that_could_not_be_entered():
+    counter, odd = our_counter(), dist.get_rank() == dist.get_world_size() - 1
+    with parallel_raises(dist.DistMismatchError, match="argument 'value'"):
+        with ours.Join([counter], value=odd):
+            pass
+    before = dist.group.WORLD.carrier.seq
+    counter()
+    parallel_assert(dist.group.WORLD.carrier.seq == before + 1)  # no count of who still trains
+    with ours.Join([counter]):
+        counter()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_arguments_that_only_look_different():
     """An object's default text has its address in it, which no two processes have in common."""
     counter, odd = our_counter(), dist.get_rank() == dist.get_world_size() - 1
