@@ -61,6 +61,7 @@ class _JoinConfig(NamedTuple):
     enable: bool = False
     throw_on_early_termination: bool = False
     is_first_joinable: bool = False
+    hook: Any = None
 
 
 class Joinable(ABC):
@@ -190,9 +191,9 @@ class Join:
             )
 
     def _set(self, enable: bool) -> None:
-        for place, joinable in enumerate(self._joinables):
+        for place, (joinable, hook) in enumerate(zip(self._joinables, self._hooks, strict=True)):
             joinable._join_config = (
-                _JoinConfig(True, self._throw, place == 0) if enable else _JoinConfig()
+                _JoinConfig(True, self._throw, place == 0, hook) if enable else _JoinConfig()
             )
 
     def __enter__(self) -> None:

@@ -80,11 +80,11 @@ KEPT = [pair for pair in ALL if pair[1] not in ("init_sync", "check_reduction")]
 def kept(made, what, name):
     if what in ("ddp", "zero"):
         return getattr(made, name)
-    (model,) = made._joinables
+    (hook,) = made._hooks
     return {
         "enable": made._enable,
         "throw_on_early_termination": made._throw,
-        "divide_by_initial_world_size": model._divide_by_initial_world_size,
+        "divide_by_initial_world_size": hook.initial,
     }[name]
 
 

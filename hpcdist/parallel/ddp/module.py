@@ -205,7 +205,6 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             self.require_forward_param_sync = True
             self._delayed_parameters = list(delay_all_reduce_named_params or ())
             self._delay_trigger = param_to_hook_all_reduce
-            self._divide_by_initial_world_size = True
             self.parameters_to_ignore = set(
                 getattr(module, "_ddp_params_and_buffers_to_ignore", ())
             )

@@ -102,10 +102,13 @@ class DDPJoinHook(JoinHook):
     ----------
     ddp : DistributedDataParallel
         The module.
+    initial : bool
+        Whether to divide by the number of ranks of the group, or by that of those that train.
     """
 
-    def __init__(self, ddp: Any) -> None:
+    def __init__(self, ddp: Any, initial: bool) -> None:
         self._ddp = ddp
+        self.initial = initial
         # The gradients of this rank's own last step: the others' averages are for shadowing only.
         self._own: list[torch.Tensor | None] | None = None
 
@@ -113,7 +116,7 @@ class DDPJoinHook(JoinHook):
         """Make the collectives of one forward and backward of the others."""
         ddp, reducer = self._ddp, self._ddp._the_reducer("join")
         step = agree(ddp.process_group, False, new=reducer.recording)
-        ddp._take_step(step)
+        ddp._take_step(step, self.initial)
         if step.averages:
             reducer.rebuild()
         if step.buffers:
@@ -145,7 +148,6 @@ class Uneven(Joinable):
     module: torch.nn.Module
     process_group: Any
     will_sync_module_buffers: Callable[[], bool]
-    _divide_by_initial_world_size: bool
     _delayed: DelayedReduction | None
     _buffers_of_module: Buffers
     _stats: Stats
@@ -229,9 +231,9 @@ class Uneven(Joinable):
                 "them, or give all ranks equally many inputs"
             )
         name = "divide_by_initial_world_size"
-        self._divide_by_initial_world_size = yes_or_no(kwargs.get(name, True), name)
+        initial = yes_or_no(kwargs.get(name, True), name)
         self._stats.describe(join_uneven_inputs=True)
-        return DDPJoinHook(self)
+        return DDPJoinHook(self, initial)
 
     @property
     def join_device(self) -> torch.device:
@@ -249,11 +251,11 @@ class Uneven(Joinable):
         step = agree(self.process_group, True, averages, self.will_sync_module_buffers())
         if work is not None:
             work.wait()
-        self._take_step(step)
+        self._take_step(step, getattr(self._join_config.hook, "initial", True))
         return step.root
 
-    def _take_step(self, step: Step) -> None:
+    def _take_step(self, step: Step, initial: bool) -> None:
         reducer = self._the_reducer("join")
-        reducer.transfer.divisor = None if self._divide_by_initial_world_size else step.training
+        reducer.transfer.divisor = None if initial else step.training
         # A rank that is done learns only from the others which parameters nobody uses.
         reducer.may_skip(False)

@@ -196,6 +196,25 @@ def test_disabled_it_does_nothing() -> None:
     parallel_assert(dist.group.WORLD.carrier.seq == before)
 
 
+@pytest.mark.parametrize("other", ["disabled, inside", "never entered"])
+def test_what_another_one_divides_by_does_not_count(other: str) -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    model = DDP(layer)
+    block = model.join(divide_by_initial_world_size=False)
+    if other == "never entered":
+        model.join()
+    found = []
+    with block:
+        for _ in range(1 + 2 * dist.get_rank()):
+            if other == "disabled, inside":
+                with model.join(enable=False):
+                    pass
+            model.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            found.append(layer.weight.grad.item())
+    parallel_assert(found == [1.0] * (1 + 2 * dist.get_rank()), lambda: f"{found}")
+
+
 @pytest.mark.mpi(min_size=2)
 def test_ending_early() -> None:
     model = DDP(Both())
