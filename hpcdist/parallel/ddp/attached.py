@@ -77,15 +77,15 @@ class Attached:
         from hpcdist.parallel.comm_hooks import optimizer  # imported late: few programs need hooks
 
         assert self._reducer is not None
+        if self._state is None and self._reducer.transfer.has_hook:
+            raise RuntimeError(
+                "optimizers were attached to parameters (_apply_optimizer_in_backward) of a "
+                "DistributedDataParallel with a communication hook; give it one of the two"
+            )
         state = optimizer.OptimizerInBackward.attached(self._parameters, self._group)
         if self._state is not None:
             self._state.optimizers.update(state.optimizers)
         else:
-            if self._reducer.transfer.has_hook:
-                raise RuntimeError(
-                    "optimizers were attached to parameters (_apply_optimizer_in_backward) of a "
-                    "DistributedDataParallel with a communication hook; give it one of the two"
-                )
             hook = optimizer.optimizer_in_backward_hook
             self._reducer.set_hook(state, hook)
             self._stats.describe(comm_hook=hook.__qualname__)

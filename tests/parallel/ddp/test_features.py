@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -308,6 +309,20 @@ def test_optimizers_attached_after_wrapping() -> None:
     _apply_optimizer_in_backward(torch.optim.SGD, other.module.parameters(), {"lr": 0.05})
     with parallel_raises(RuntimeError, match="give it one of the two"):
         other(mine(data(1)[0]))
+
+
+def test_optimizers_that_are_refused_stay_attached() -> None:
+    module = nn.Linear(2, 1)
+    model = DDP(module)
+    model.register_comm_hook(None, comm_hooks.allreduce_hook)
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.05})
+    with parallel_raises(RuntimeError, match="give it one of the two"):
+        model(torch.ones(1, 2))
+    del model
+    gc.collect()
+    before = module.weight.detach().clone()
+    module(torch.ones(1, 2)).sum().backward()
+    parallel_assert(torch.allclose(module.weight, before - 0.05))
 
 
 @pytest.mark.parametrize(
