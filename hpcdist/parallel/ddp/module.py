@@ -66,7 +66,8 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
     dim : int
         Must be 0. (It has a meaning only with several devices per process.)
     broadcast_buffers : bool, optional
-        The older form of `forward_sync_buffers`; False also leaves buffers out at construction.
+        The older form of `forward_sync_buffers`; False also leaves buffers out at construction,
+        where their shapes may then differ between ranks.
     init_sync : bool
         False: skip the comparison and the copy at construction. The caller must then ensure that
         the modules are equal.
@@ -239,7 +240,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         def entries() -> Iterator[list[Any]]:
             yield from comparison.arguments(facts)
             yield from describe("parameter", parameters)
-            yield from describe("buffer", self._synced(True)[len(parameters) :])
+            yield from describe("buffer", named[len(parameters) :])
 
         group, named = self.process_group, self._synced(buffers)
         compared = comparison.Comparison(group, API, *_SAME_MODEL, entries)

@@ -202,6 +202,19 @@ def test_buffers_that_have_other_shapes_on_a_rank(other: list[tuple[int, ...]]) 
 
 
 @pytest.mark.mpi(min_size=2)
+def test_buffers_that_each_rank_keeps_for_itself() -> None:
+    shape = (1 + dist.get_rank(),)
+    module = nn.Linear(2, 2)
+    module.own = nn.Buffer(torch.zeros(shape))
+    model = DDP(module, broadcast_buffers=False)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+    parallel_assert(tuple(module.own.shape) == shape)
+    with parallel_raises(dist.DistMismatchError, match="buffer 'own'"):
+        DDP(module, forward_sync_buffers=False)  # copied once
+
+
+@pytest.mark.mpi(min_size=2)
 def test_forwards_of_the_same_buffers_digest_their_shapes_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
