@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -225,6 +225,23 @@ def counted(state: Counting, bucket: GradBucket, average: Any) -> Any:
         return done.value()
 
     return average.then(count)
+
+
+def check_in_buckets(ddp: Any, parameters: Iterable[torch.Tensor]) -> None:
+    """Raise if parameters that are to be stepped in backward are in no bucket of a DDP model."""
+    apart = {name for name, _ in ddp._delayed_parameters} | ddp.parameters_to_ignore
+    chosen = set(parameters)
+    names = [
+        name
+        for name, parameter in ddp.module.named_parameters()
+        if name in apart and parameter in chosen and parameter.requires_grad
+    ]
+    if names:
+        raise ValueError(
+            f"nothing in backward would step {', '.join(names)}: no bucket has parameters of "
+            "delay_all_reduce_named_params, or those that DistributedDataParallel ignores; leave "
+            "them to another optimizer"
+        )
 
 
 def group_of(group: ProcessGroup | None) -> ProcessGroup:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hpcdist.errors import DistError
-from hpcdist.parallel.comm_hooks._future import Driven, begins, in_use
+from hpcdist.parallel.comm_hooks._future import Driven, begins, check_in_buckets, in_use
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -108,6 +108,7 @@ def _wrapped(hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, interleaved: b
             f"{len(foreign)} parameters of the optimizer are not the DDP model's, so nothing would "
             "step them"
         )
+    check_in_buckets(ddp, zero._owner)
     zero.hooked = True
     return _Stepper(hook, zero, interleaved)
 
@@ -139,7 +140,8 @@ def hook_with_zero_step(
     Raises
     ------
     ValueError
-        If `zero` was made without ``overlap_with_ddp``, or has parameters that `ddp` has not.
+        If `zero` was made without ``overlap_with_ddp``, or has parameters that `ddp` has not, or
+        has in no bucket: those that are delayed or ignored.
 
     Notes
     -----

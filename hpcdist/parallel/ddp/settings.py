@@ -10,7 +10,9 @@ import torch
 
 from hpcdist.errors import DistError
 from hpcdist.groups.numbers import yes_or_no
+from hpcdist.parallel.comm_hooks._future import check_in_buckets
 from hpcdist.parallel.comm_hooks.builtin import BuiltinCommHookType, builtin
+from hpcdist.parallel.comm_hooks.optimizer import OptimizerInBackward
 from hpcdist.parallel.ddp.buffers import BufferCommHookLocation
 from hpcdist.parallel.ddp.logger import Logger
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
@@ -51,6 +53,8 @@ class Settings:
         ------
         TypeError
             If `hook` cannot be called.
+        ValueError
+            If `state` is to step parameters that are delayed or ignored, which no bucket has.
         RuntimeError
             If a hook is registered already, during backward, or before :meth:`finalize_backward`.
 
@@ -73,6 +77,8 @@ class Settings:
         reducer = self._the_reducer("register_comm_hook")
         if reducer.transfer.has_hook:
             raise self._logged(RuntimeError("register_comm_hook can only be called once"))
+        if isinstance(state, OptimizerInBackward):
+            check_in_buckets(self, state.optimizers)
         reducer.set_hook(state, hook)
         self._stats.describe(comm_hook=getattr(hook, "__qualname__", type(hook).__name__))
 

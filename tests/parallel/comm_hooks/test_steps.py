@@ -13,7 +13,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from hpcdist.optim import ZeroRedundancyOptimizer
 from hpcdist.parallel import MixedPrecision
 from hpcdist.parallel import comm_hooks as hooks
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -51,6 +51,38 @@ def test_an_optimizer_in_backward_that_is_ended_by_hand(kind: str, cap: float | 
         reference(mine(x)).square().mean().backward()
         optimizer.step()
         parallel_assert(distance(model, reference) <= 1e-6, f"{distance(model, reference)}")
+
+
+def with_parameters_apart() -> DDP:
+    module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+    DDP._set_params_and_buffers_to_ignore_for_model(module, ["1.bias"])
+    delayed, trigger = [("1.weight", module[1].weight)], module[0].weight
+    return DDP(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=trigger)
+
+
+@pytest.mark.parametrize("kind", ["zero", "interleaved zero", "in backward"])
+def test_parameters_that_no_bucket_has_are_refused(kind: str) -> None:
+    """Nothing would step them."""
+    model = with_parameters_apart()
+
+    def register(parameters: list[nn.Parameter]) -> None:
+        if kind == "in backward":
+            state = hooks.OptimizerInBackward(torch.optim.SGD, parameters, lr=0.1)
+            model.register_comm_hook(state, hooks.optimizer_in_backward_hook)
+            return
+        wrap = hooks.hook_with_zero_step
+        if kind == "interleaved zero":
+            wrap = hooks.hook_with_zero_step_interleaved
+        zero = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+        model.register_comm_hook(None, wrap(hooks.allreduce_hook, model, zero))
+
+    with parallel_raises(ValueError, match=r"would step 1.weight, 1.bias: .*delay_all_reduce_nam"):
+        register(list(model.parameters()))
+    first = model.module[0]
+    before = first.weight.detach().clone()
+    register(list(first.parameters()))
+    model(mine(batches(1)[0])).square().mean().backward()
+    parallel_assert(not torch.equal(first.weight, before))
 
 
 class Descend:
