@@ -137,12 +137,19 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         ------
         ValueError
             If one of them is sparse, or in another group already.
+        RuntimeError
+            With ``overlap_with_ddp``, if a hook steps in backward already.
         DistMismatchError
             On all ranks, if they add others. Nothing is added then.
         """
         before, loads = len(self.param_groups), self._loads[:]
         try:
             with refusing(agreeing(self.process_group.carrier), API):
+                if self.hooked:
+                    raise RuntimeError(
+                        "with overlap_with_ddp=True all parameter groups must be added before "
+                        "hook_with_zero_step"
+                    )
                 super().add_param_group(param_group)
                 group = self.param_groups[-1]
                 check_dense(group["params"])

@@ -10,6 +10,7 @@ from torch import nn
 
 import hpcdist as dist
 from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.parallel import comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -80,6 +81,20 @@ def test_adding_a_group_leaves_the_options_of_the_others():
     zero.add_param_group({"params": others, "lr": 0.5})
     rates = [group["lr"] for group in zero.param_groups]
     parallel_assert(rates == [0.1, 0.5], f"{rates}")
+
+
+def test_a_group_that_comes_after_the_hook_is_refused():
+    """Backward would not step it, and step() does nothing."""
+    model = dist.DistributedDataParallel(nn.Linear(2, 1))
+    zero = ZeroRedundancyOptimizer(
+        [model.module.weight], torch.optim.SGD, overlap_with_ddp=True, lr=1.0
+    )
+    zero.add_param_group({"params": [model.module.bias]})
+    hook = comm_hooks.hook_with_zero_step(comm_hooks.allreduce_hook, model, zero)
+    model.register_comm_hook(None, hook)
+    with parallel_raises(RuntimeError, match="before hook_with_zero_step"):
+        zero.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    parallel_assert(len(zero.param_groups) == len(zero.optim.param_groups) == 2)
 
 
 def test_named_parameters(rng):
