@@ -72,8 +72,12 @@ class Buffers:
         dict
             Those that are not None.
         """
-        found = {full: owner._buffers.get(name) for full, owner, name in self._places}
-        return {full: buffer for full, buffer in found.items() if buffer is not None}
+        found = {}
+        for full, owner, name in self._places:
+            buffers = owner._buffers  # those of a ScriptModule are no dict, and have no get()
+            if name in buffers and buffers[name] is not None:
+                found[full] = buffers[name]
+        return found
 
     def set_hook(self, state: Any, hook: Callable[..., Any], location: Any) -> None:
         """Register a user's hook that synchronizes the buffers."""

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -534,7 +535,8 @@ def _places(
     found = []
     for name, parameter in named:
         path, _, key = name.rpartition(".")
-        places = module.get_submodule(path)._parameters
+        owner = reduce(getattr, path.split(".") if path else (), module)
+        places = owner._parameters
         if isinstance(places, dict):
             found.append((places, key, name, parameter))
     return found

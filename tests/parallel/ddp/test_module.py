@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -125,6 +126,40 @@ def test_batch_norm_trains_and_evaluates_alike_on_all_ranks() -> None:
     first, second = model(torch.ones(2, 4)), model(torch.ones(2, 4))  # not modified in between
     (first.sum() + second.sum()).backward()
     assert_equal_everywhere([first, *model.buffers()])
+
+
+def normed() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).double()
+
+
+SCRIPTED: dict[str, Callable[[], nn.Module]] = {
+    "scripted": lambda: torch.jit.script(normed()),
+    "traced": lambda: torch.jit.trace(normed(), torch.ones(3, 4).double()),
+    "scripted child": lambda: nn.Sequential(torch.jit.script(normed())),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and says so many times
+@pytest.mark.parametrize("kind", list(SCRIPTED))
+def test_modules_of_torchscript(kind: str) -> None:
+    for options in (
+        {},
+        {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+        {"static_graph": True, "broadcast_buffers": False},
+    ):
+        model, alone = DDP(SCRIPTED[kind](), **options), normed()
+        for step in range(2):
+            generator = torch.Generator().manual_seed(10 * dist.get_rank() + step)
+            x = torch.randn(8, 4, generator=generator, dtype=torch.float64)
+            for module in (model, alone):
+                module.zero_grad()
+                module(x).square().mean().backward()
+            parallel_assert(all_close(grads(model), averages(grads(alone))), f"{options}")
+            assert_equal_everywhere(grads(model))
+        if "broadcast_buffers" not in options:
+            model(torch.eye(4).double())  # changes rank 0's buffers, on all ranks
+            assert_equal_everywhere(list(model.buffers()))
 
 
 def test_state_dict_names_and_modes() -> None:
