@@ -73,9 +73,9 @@ class Precision:
         _check(settings)
         self.dtype: torch.dtype | None = settings.param_dtype
         skipped = {id(t) for n, t in module.named_parameters() if n in ignored}
-        # The places of each parameter; a shared one has several and is converted once.
-        self._places = [
-            (owner._parameters, name, parameter)
+        # Places, not tensors: torch.func.functional_call, for instance, puts other ones there.
+        self._places: list[tuple[Any, str]] = [
+            (owner._parameters, name)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None
@@ -83,7 +83,9 @@ class Precision:
             and id(parameter) not in skipped
             and self.dtype not in (None, parameter.dtype)
         ]
-        self._copies: list[torch.Tensor] = []
+        self._copies: list[tuple[Any, str, torch.Tensor]] = []  # for the places, at last forward
+        # The copies that are in their places, each with what was there before.
+        self._held: list[tuple[Any, str, torch.Tensor, torch.Tensor]] = []
         self._task: int | None = None  # autograd's number of the backward pass that it is in
         if settings.buffer_dtype is not None:
             for name, buffer in module.named_buffers():
@@ -93,18 +95,22 @@ class Precision:
     @contextmanager
     def in_forward(self) -> Iterator[None]:
         """Compute in low precision within, with copies of the parameters as they are now."""
-        self._task = None
+        self._leave()  # with a backward's copies, if this runs in it
         self._copies = []  # first, so that old and new copies do not exist at the same time
-        made: dict[int, torch.Tensor] = {}
-        for _, _, parameter in self._places:
-            if id(parameter) not in made:
-                made[id(parameter)] = parameter.to(self.dtype)
-        self._copies = [made[id(parameter)] for _, _, parameter in self._places]
+        made: dict[int, torch.Tensor] = {}  # a shared parameter is converted once
+        for parameters, name in self._places:
+            if name in parameters:  # else removed since, as by torch.nn.utils.prune
+                parameter = parameters[name]
+                if id(parameter) not in made:
+                    made[id(parameter)] = parameter.to(self.dtype)
+                self._copies.append((parameters, name, made[id(parameter)]))
+        earlier, self._held = self._held, []
         self._enter()
         try:
             yield
         finally:
             self._leave()
+            self._held = earlier
 
     def watch(self, output: Any) -> None:
         """Put the copies into the module again while a backward from `output` runs."""
@@ -123,6 +129,7 @@ class Precision:
     def end_of_backward(self) -> None:
         """Take the copies out of the module."""
         self._leave()
+        self._held = []
 
     def cut_off(self, task: int) -> None:
         """Do the same after an exception in backward.
@@ -133,16 +140,24 @@ class Precision:
             Autograd's number of the backward.
         """
         if self._task == task:
-            self._leave()
+            self.end_of_backward()
 
     def _enter(self) -> None:
-        for (parameters, name, _), low in zip(self._places, self._copies, strict=True):
-            parameters[name] = low  # type: ignore[assignment]
+        for parameters, name, low in self._copies:
+            if name in parameters:
+                self._held.append((parameters, name, low, parameters[name]))
+                parameters[name] = low
 
     def _leave(self) -> None:
+        """Put back what was in the places, but for those where the program put something else."""
         self._task = None
-        for parameters, name, parameter in self._places:
-            parameters[name] = parameter
+        held, self._held = self._held, []
+        for place in reversed(held):
+            parameters, name, low, before = place
+            if name in parameters and parameters[name] is low:
+                parameters[name] = before
+            else:
+                self._held.insert(0, place)  # functional_call in backward puts the copy back
 
     def cast(self, value: Any) -> Any:
         """Convert the floating point tensors in a nest of arguments."""

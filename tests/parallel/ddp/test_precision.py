@@ -13,6 +13,7 @@ from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd
 from gloo import gloo_world
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
@@ -107,6 +108,63 @@ def test_checkpoints_compute_again_in_low_precision(reentrant: bool) -> None:
         pairs = zip(grads(model), grads(plain), strict=True)
         parallel_assert(all(torch.allclose(a, b, rtol=2**-6, atol=1e-4) for a, b in pairs))
         parallel_assert(all(isinstance(p, nn.Parameter) for p in model.parameters()))
+
+
+@pytest.mark.parametrize("reentrant", [None, False], ids=["plain", "checkpoint"])
+def test_functional_call_replaces_the_parameters(reentrant: bool | None) -> None:
+    model = DDP(Net(reentrant), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+    own, other, x = list(model.parameters()), Net(), mine(batches()[0])
+    given = {f"module.{n}": (3 * p).detach() for n, p in model.module.named_parameters()}
+    other.load_state_dict(
+        {n[7:]: p for n, p in given.items()} | {"tied.weight": given["module.last.weight"]},
+        strict=False,
+    )
+    plain = DDP(other, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+    for p in given.values():
+        p.requires_grad_()
+    with model.no_sync(), plain.no_sync():
+        expected = plain(x)
+        found = torch.func.functional_call(model, given, (x,))
+        parallel_assert(torch.equal(found, expected))
+        for output in (found, expected):
+            output.float().square().mean().backward()
+    pairs = zip(given.values(), grads(plain), strict=True)
+    parallel_assert(all(torch.equal(p.grad, q) for p, q in pairs))
+    parallel_assert(all(p is q for p, q in zip(own, model.parameters(), strict=True)))
+    parallel_assert(
+        not any(p.grad is not None for p in own) and model.module.seen == {torch.bfloat16}
+    )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_functional_call_in_backward_leaves_the_parameters(reentrant: bool) -> None:
+    model = DDP(nn.Linear(6, 3), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+    own, x = list(model.parameters()), mine(batches()[0]).requires_grad_()
+    given = {n: (2 * p).detach().requires_grad_() for n, p in model.named_parameters()}
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, given, (x,))
+
+    with model.no_sync():
+        output = checkpoint(call, x, use_reentrant=reentrant)
+        (output.float().square().sum() + model(x).float().sum()).backward()
+        found = [p.grad.clone() for p in given.values()]
+        alone = torch.autograd.grad(call(x).float().square().sum(), list(given.values()))
+    parallel_assert(all(torch.equal(a, b) for a, b in zip(found, alone, strict=True)))
+    parallel_assert(all(p is q for p, q in zip(own, model.parameters(), strict=True)))
+
+
+def test_a_place_that_is_gone_stays_away() -> None:
+    model = DDP(nn.Embedding(3, 2), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+    prune.identity(model.module, "weight")  # now it is "weight_orig", the same parameter
+    names = set(model.state_dict())
+    rows = torch.tensor([dist.get_rank() % 3])
+    for _ in range(2):
+        model(rows).float().sum().backward()
+        parallel_assert(set(model.state_dict()) == names, str(set(model.state_dict())))
+    prune.remove(model.module, "weight")
+    parallel_assert(model(rows).dtype == torch.bfloat16)
+    parallel_assert(list(model.state_dict()) == ["module.weight"])
 
 
 def test_optimizers_in_backward_step_in_full_precision() -> None:
