@@ -123,4 +123,7 @@ class SparseBucket:
         """Make the result the parameter's gradient."""
         self.buffer = self.zeros()
         if not keep:
-            self.parameters[0].grad = result
+            parameter = self.parameters[0]
+            if torch.can_cast(result.dtype, parameter.dtype):  # a hook's may be of another one
+                result = result.to(parameter.dtype)
+            parameter.grad = result

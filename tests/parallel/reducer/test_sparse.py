@@ -133,6 +133,22 @@ def test_a_hook_gets_the_sparse_tensor() -> None:
     parallel_assert(seen == [True] and torch.equal(ours, expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_hook_may_return_another_dtype(dtype: torch.dtype) -> None:
+    def hook(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer().to(dtype))
+        return future
+
+    model = DDP(nn.Embedding(4, 2, sparse=True))
+    model.register_comm_hook(None, hook)
+    for passes in (1, 2):
+        model(torch.tensor([1, 2])).sum().backward()
+        found = model.module.weight.grad
+        parallel_assert(found.is_sparse and found.dtype == torch.float32)
+        parallel_assert(found.to_dense()[:, 0].tolist() == [0, passes, passes, 0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_sum_against_a_dense_one(dtype: torch.dtype, rng: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
