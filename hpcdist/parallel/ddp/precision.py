@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hpcdist.parallel.ddp.arguments import sparse_indices
 from hpcdist.parallel.reducer.failure import current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors
 
@@ -32,7 +33,8 @@ class MixedPrecision:
     param_dtype : torch.dtype, optional
         Type of parameters and inputs in forward and backward. Default: not converted.
     reduce_dtype : torch.dtype, optional
-        Type in which gradients are averaged between ranks. Default: `param_dtype`.
+        Type in which gradients are averaged between ranks, other than sparse ones, which are
+        averaged in full precision. Default: `param_dtype`.
     buffer_dtype : torch.dtype, optional
         Type to which construction converts buffers permanently. Default: not converted.
 
@@ -56,6 +58,24 @@ def _check(settings: Any) -> None:
             )
 
 
+class _Converted(torch.autograd.Function):
+    """``Tensor.to``, whose own backward refuses sparse gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor.to(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient.to(ctx.dtype), None
+
+
 class Precision:
     """Puts low precision copies into a module, and removes them again.
 
@@ -73,9 +93,11 @@ class Precision:
         _check(settings)
         self.dtype: torch.dtype | None = settings.param_dtype
         skipped = {id(t) for n, t in module.named_parameters() if n in ignored}
+        parameters = list(module.parameters())
+        sparse = {id(parameters[i]) for i in sparse_indices(module, parameters)}
         # Places, not tensors: torch.func.functional_call, for instance, puts other ones there.
-        self._places: list[tuple[Any, str]] = [
-            (owner._parameters, name)
+        self._places: list[tuple[Any, str, bool]] = [
+            (owner._parameters, name, id(parameter) in sparse)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None
@@ -98,11 +120,12 @@ class Precision:
         self._leave()  # with a backward's copies, if this runs in it
         self._copies = []  # first, so that old and new copies do not exist at the same time
         made: dict[int, torch.Tensor] = {}  # a shared parameter is converted once
-        for parameters, name in self._places:
+        for parameters, name, sparse in self._places:
             if name in parameters:  # else removed since, as by torch.nn.utils.prune
                 parameter = parameters[name]
                 if id(parameter) not in made:
-                    made[id(parameter)] = parameter.to(self.dtype)
+                    convert = _Converted.apply if sparse else torch.Tensor.to
+                    made[id(parameter)] = convert(parameter, self.dtype)
                 self._copies.append((parameters, name, made[id(parameter)]))
         earlier, self._held = self._held, []
         self._enter()

@@ -10,6 +10,7 @@ from ddp_cases import DDP, distance, mine, side_by_side
 from torch import nn
 
 import hpcdist as dist
+from hpcdist.parallel import MixedPrecision
 from hpcdist.parallel.reducer.sparse import all_reduce_sparse
 from hpcdist.testing import parallel_assert
 
@@ -17,11 +18,11 @@ pytestmark = pytest.mark.ranks
 
 
 class Words(nn.Module):
-    def __init__(self, kind: type = nn.Embedding) -> None:
+    def __init__(self, kind: type = nn.Embedding, sparse: bool = True) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.first = nn.Linear(4, 4)
-        self.words = kind(20, 4, sparse=True)
+        self.words = kind(20, 4, sparse=sparse)
         self.last = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -131,6 +132,23 @@ def test_a_hook_gets_the_sparse_tensor() -> None:
         squares(either, mine(batches()[0])).backward()
     ours, expected = (m.module.words.weight.grad.to_dense() for m in (model, plain))
     parallel_assert(seen == [True] and torch.equal(ours, expected))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_with_mixed_precision(kind: type) -> None:
+    settings = MixedPrecision(torch.bfloat16, torch.float32)
+    models = [DDP(Words(kind, flag), mixed_precision=settings) for flag in (True, False)]
+    for x in batches():
+        found = []
+        for model in models:
+            model.zero_grad()
+            out = model(mine(x))
+            out.float().square().mean().backward()
+            found.append(model.module.words.weight.grad)
+        parallel_assert(out.dtype == torch.bfloat16)
+        parallel_assert(found[0].is_sparse and found[0].dtype == torch.float32)
+        off = (found[0].to_dense() - found[1]).abs().max() / found[1].abs().max()
+        parallel_assert(off <= 2**-6, f"off by {off}")  # dense ones are added up in bfloat16
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
