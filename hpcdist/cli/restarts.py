@@ -115,7 +115,7 @@ def supervise(
     memory = None
     try:
         while True:
-            memory = memory or _memory(job)
+            memory = _memory(job, memory)
             if memory is not None:
                 memory.clean()
             ranks, hosts = pool.now()
@@ -162,7 +162,12 @@ def _no_more(pool: Pool, tries: int, restarts: int, soon: int) -> str:
     return ""
 
 
-def _memory(job: str) -> Memory | None:
+def _memory(job: str, opened: Memory | None) -> Memory | None:
+    """The job's folder on this node; a new one where the last rank to end well has removed it."""
+    if opened is not None:
+        if opened.folder.exists():
+            return opened
+        opened.close()
     try:
         return Memory(job)
     except OSError as error:

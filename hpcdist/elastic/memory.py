@@ -201,7 +201,11 @@ class Memory:
         keep : sequence of str
             Files that are to stay.
         """
-        for path in self.folder.iterdir():
+        try:
+            paths = list(self.folder.iterdir())
+        except FileNotFoundError:  # the last rank that ends well removes the folder
+            return
+        for path in paths:
             old = path.name.endswith(".part") or path.name.startswith("ended.")
             if prefix:
                 old = path.name.startswith(prefix)

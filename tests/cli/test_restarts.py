@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from hpcdist.cli import main, restarts
 from hpcdist.cli.restarts import Pool, lost_a_rank
+from hpcdist.elastic.memory import Memory
 from hpcdist.launchers.commands import Hydra, Srun
+from hpcdist.startup.commits import folder_of_job
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -75,6 +80,29 @@ def test_how_a_job_ended_where_its_status_does_not_say_it(monkeypatch, tmp_path)
     assert [restarts._left("job", place) for place in places] == [True, True, True, False]
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert not restarts._left("job", ["there"])
+
+
+def test_a_job_that_fails_after_its_ranks_ended_well_is_started_again(capfd):
+    """The last rank removes the node's folder; then a library's destructor crashes, for example."""
+    ends = "import os, sys, shutil; shutil.rmtree(sys.argv[1]); sys.exit(3)"
+    tried = []
+
+    def build(ranks, hosts, env):
+        folder = folder_of_job(env["HPCDIST_COMMIT_JOB"])
+        tried.append((folder, (folder / "lock").exists()))
+        return [sys.executable, "-c", ends, str(folder)], dict(env)
+
+    assert restarts.supervise(Pool(1, 0), 2, Hydra("run"), build) == 3
+    assert len(tried) == 3 and all(there for _, there in tried)
+    assert "it was started again 2 times" in capfd.readouterr().err
+    assert not tried[0][0].exists()
+
+
+def test_cleaning_a_folder_that_is_gone():
+    here = Memory(f"{os.getpid()}-gone")
+    here.remove()
+    here.clean()
+    here.close()
 
 
 @pytest.mark.parametrize(
