@@ -170,6 +170,9 @@ class BridgeBase(ProcessGroup):
             return self
         return self._elsewhere.group_for(device)._get_backend(device)
 
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False  # FSDP2 asks the backend; it allocates by itself then
+
     def _has_hooks(self) -> bool:
         return False
 

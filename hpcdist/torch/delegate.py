@@ -26,7 +26,7 @@ _OPERATIONS = {
     for name in (
         *(about.c10d for about in OPERATIONS.values()),
         *("all_gather_single_coalesced", "reduce_scatter_single_coalesced", "recv_anysource"),
-        *("set_timeout", "_get_sequence_number_for_group"),
+        *("set_timeout", "_get_sequence_number_for_group", "supports_tensor_alloc"),
     )
 } | {"allreduce_sparse": "allreduce"}
 
@@ -62,9 +62,6 @@ class Delegate(Backend):
 
     def getBackendName(self) -> str:
         return str(self._named)
-
-    def supports_tensor_alloc(self, device: Any) -> bool:
-        return False
 
     def _set_sequence_number_for_group(self) -> None:
         pass

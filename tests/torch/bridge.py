@@ -149,6 +149,7 @@ def training(rank: int, size: int) -> None:
     own = data[4 * rank : 4 * rank + 4]
     train(nn.parallel.DistributedDataParallel(many), own)
     fully_shard(shared)
+    shared.set_allocate_memory_from_process_group_for_comm(True)  # gloo has no such memory, either
     train(shared, own)
     for one, two, three in zip(
         alone.parameters(), many.parameters(), shared.parameters(), strict=True
