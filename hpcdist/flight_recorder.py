@@ -301,7 +301,9 @@ def _size_of(tensor: Any) -> list[int]:
 
 
 def _dtype(tensor: Any) -> str:
-    """Return a tensor's dtype as torch's own recorders write it."""
+    """Return a tensor's dtype as torch's own recorders write it; of an empty list ""."""
+    if isinstance(tensor, list) and not tensor:
+        return ""
     first = tensor[0] if isinstance(tensor, list) else tensor
     return dtype_name(str(first.dtype).removeprefix("torch."))
 

@@ -41,6 +41,14 @@ def main() -> None:
             td.all_reduce(torch.ones(2))
     except hpcdist.DistMismatchError:
         print("mismatch", flush=True)
+    for wrong in (
+        lambda: td.all_gather([], torch.ones(2)),
+        lambda: td.reduce_scatter(torch.ones(2), []),
+    ):
+        try:
+            wrong()
+        except ValueError as error:
+            assert "has 0 tensors" in str(error), error
     td.destroy_process_group()
 
 
