@@ -20,6 +20,8 @@ from . import standard_input
 
 #: Seconds, three years: a person who reads and thinks has no timeout.
 _FOREVER = 1e8
+#: Bytes of the path in which the folder of a socket is made: Linux takes 107 for the whole.
+_LONGEST = 64
 
 # How often each line has called breakpoint, for `skip`.
 _calls: dict[tuple[str, int], int] = {}
@@ -175,7 +177,10 @@ def _make(rank: int, stdin: Any, stdout: Any) -> Any:
 
 def _connect(rank: int) -> socket.socket:
     """Wait until the user attaches."""
-    folder = tempfile.mkdtemp(prefix="hpcdist-breakpoint-")  # for its owner alone
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > _LONGEST:
+        base = "/tmp"
+    folder = tempfile.mkdtemp(prefix="hpcdist-breakpoint-", dir=base)  # for its owner alone
     path = os.path.join(folder, f"rank{rank}")
     try:
         with socket.socket(socket.AF_UNIX) as server:

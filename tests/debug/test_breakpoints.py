@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from jobs import mpirun_command
 from terminals import PATIENCE, Terminal
+
+from hpcdist.debug import breakpoints
 
 pytestmark = pytest.mark.jobs
 
@@ -134,3 +138,15 @@ def test_in_a_batch_job_the_user_attaches() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_where_the_folder_for_temporary_files_has_a_long_name(tmp_path, monkeypatch) -> None:
+    """A socket's path has 107 bytes; a batch system's folder of a job may have more."""
+    folder = tmp_path / ("job" * 40)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with socket.socket(socket.AF_UNIX) as client:
+        monkeypatch.setattr(breakpoints, "_say", lambda _, text: client.connect(text.split()[-1]))
+        with breakpoints._connect(0) as served:
+            client.sendall(b"where")
+            assert served.recv(5) == b"where"
