@@ -21,6 +21,12 @@ from hpcdist.torch import buckets, modules
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
 
+#: What torch passes where the program gives no timeout.
+_DEFAULTS = (
+    dist.distributed_c10d.default_pg_timeout,
+    dist.distributed_c10d.default_pg_nccl_timeout,
+)
+
 #: Name of one of our groups -> the group that torch has for it.
 _bridges: WeakValueDictionary[str, BridgeGroup] = WeakValueDictionary()
 
@@ -93,6 +99,8 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
                 f"default group, which exists already, says {whole.rank()} of {whole.size()}"
             )
         if _known(whole) is None:
+            if options.timeout not in _DEFAULTS:
+                whole.timeout = options.timeout
             _follow_modules(whole)
             return _bridge(whole, None, options)
     joining.refuse(whole, "new_group")  # torch's groups are not made again

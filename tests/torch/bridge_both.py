@@ -35,6 +35,7 @@ def again(end: Callable[[], None]) -> None:
     end()
     hpcdist.torch.init_process_group(timeout=timedelta(seconds=10))
     assert hpcdist.torch.group() is hpcdist.group.WORLD and td.group.WORLD not in kept
+    assert hpcdist.group.WORLD.timeout == timedelta(seconds=10)
     views = [hpcdist.torch.to_torch(pair)]
     assert views[0] not in kept
     td.destroy_process_group(views[0])
@@ -50,7 +51,9 @@ def main(first: str) -> None:
     if first == "native":
         hpcdist.init_process_group()
         assert not td.is_initialized() and library() == hpcdist.get_rank() + 1.0
+        hpcdist.group.WORLD.timeout = timedelta(seconds=25)
         hpcdist.torch.init_process_group()
+        assert hpcdist.group.WORLD.timeout == timedelta(seconds=25)  # torch's side gives none
     else:
         hpcdist.torch.init_process_group()
     assert hpcdist.is_initialized() and td.is_initialized()
