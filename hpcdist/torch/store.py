@@ -84,8 +84,23 @@ class _ToTorch(c10d.Store):
 
     def __init__(self, inner: Store) -> None:
         super().__init__()
-        self.inner = inner
+        self._inner = inner
+        self._tell()
         _alive.append(self)
+
+    def _tell(self) -> None:
+        """Tell the C++ part the timeout."""
+        super().set_timeout(self._inner.timeout)
+        # in whole milliseconds; not in the stub
+        self._told: timedelta = super().timeout  # type: ignore[misc]
+
+    @property
+    def inner(self) -> Store:
+        """hpcdist's store. Its timeout is what C++, a PrefixStore for example, has set last."""
+        if (limit := super().timeout) != self._told:  # type: ignore[misc]
+            self._inner.set_timeout(limit)
+            self._told = limit
+        return self._inner
 
     def clone(self) -> _ToTorch:
         return _ToTorch(self.inner.clone())
@@ -152,7 +167,8 @@ class _ToTorch(c10d.Store):
     hasExtendedApi = has_extended_api
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.inner.set_timeout(timeout)
+        self._inner.set_timeout(timeout)
+        self._tell()
 
     @property
     def timeout(self) -> timedelta:

@@ -225,6 +225,25 @@ def test_ours_seen_as_torch_s(kind, folder):
         prefixed.wait(["none"], timedelta(milliseconds=20))
 
 
+def test_a_timeout_set_through_a_prefix_store_of_torch(folder):
+    """C++ sets it in its own part of the store."""
+    _, ours = pair("hash", folder)
+    ours.set_timeout(timedelta.max)
+    store = to_torch(ours)
+    prefixed = c10d.PrefixStore("t", store)
+    assert store.timeout == ours.timeout > timedelta(days=1000)
+    store.set_timeout(timedelta(seconds=8))
+    assert prefixed.timeout == ours.timeout == timedelta(seconds=8)
+    prefixed.set_timeout(timedelta(milliseconds=70))
+    for call in (lambda: prefixed.get("none"), lambda: prefixed.wait(["none"])):
+        with pytest.raises(DistStoreError, match="timeout after 70ms"):
+            call()
+    assert store.timeout == ours.timeout == timedelta(milliseconds=70)
+    ours.set_timeout(timedelta(milliseconds=30))  # on our side
+    with pytest.raises(DistStoreError, match="timeout after 30ms"):
+        prefixed.get("none")
+
+
 def test_wrong_stores_are_refused():
     with pytest.raises(TypeError, match="hpcdist store"):
         to_torch(c10d.HashStore())
