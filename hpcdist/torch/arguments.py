@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,41 @@ _OPS = {
     for name, kind in TorchOp.RedOpType.__members__.items()
     if name != "PREMUL_SUM"
 }
+
+#: torch's names of parameters, which differ from method to method -> ours, one of which it is.
+_RENAMED = {
+    "tensor": ("tensors",),
+    "root": ("opts",),
+    "op": ("opts",),
+    "input_tensor": ("inputs", "input"),
+    "input_tensors": ("inputs",),
+    "inputTensor": ("input",),
+    "inputTensors": ("inputs",),
+    "input": ("inputs",),
+    "output_tensor": ("outputs", "output"),
+    "output_tensors": ("outputs",),
+    "outputTensor": ("output",),
+    "outputTensors": ("outputs",),
+    "output": ("outputs",),
+    "output_lists": ("outputs",),
+    "input_list": ("inputs",),
+    "input_split_sizes": ("input_splits",),
+    "output_split_sizes": ("output_splits",),
+    "dstRank": ("dst",),
+    "srcRank": ("src",),
+}
+
+
+def renamed(named: Mapping[str, Any], parameters: Container[str]) -> dict[str, Any]:
+    """Return arguments given by torch's names under those that the parameters of a method have."""
+    ours = {}
+    for name, value in named.items():
+        if name not in parameters:
+            name = next((each for each in _RENAMED.get(name, ()) if each in parameters), name)
+        if name in ours:
+            raise TypeError(f"the argument {name!r} is given twice")
+        ours[name] = value
+    return ours
 
 
 class _Changed:

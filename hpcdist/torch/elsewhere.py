@@ -8,6 +8,7 @@ and forwards its tensors.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from hpcdist.backends.dispatch import Dispatch, agreeing
 from hpcdist.backends.refusal import refusing
+from hpcdist.torch.arguments import renamed
 from hpcdist.torch.compat import NAMES
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -51,6 +53,7 @@ def by_device(method: _Method) -> _Method:
     """Forward a group's method to the backend of its tensors' device."""
     name = method.__name__
     message = name in _MESSAGES
+    parameters = inspect.signature(method).parameters
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -62,6 +65,8 @@ def by_device(method: _Method) -> _Method:
                 device = _device_of(args) or _device_of(named.values())
                 if device is not None and elsewhere.has(device):
                     return elsewhere.call(name, device, args, named)
+        if named:
+            named = renamed(named, parameters)
         if message:
             return method(self, *args, **named)
         comm = self._carrier

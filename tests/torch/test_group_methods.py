@@ -136,3 +136,39 @@ def test_a_hook_that_raises_on_one_rank_is_an_error_on_all():
         tensor = torch.ones(2)
         td.all_reduce(tensor, group=group)
         parallel_assert(tensor.tolist() == [group.size()] * 2, f"{tensor}")
+
+
+def test_torchs_names_of_arguments(rng):
+    with torchs_group() as group:
+        size, rank = group.size(), group.rank()
+        t = torch.full((2,), rank + 1.0)
+        group.allreduce(tensor=t, op=td.ReduceOp.MAX).wait()
+        parallel_assert(t.tolist() == [size] * 2)
+        t = torch.full((2,), rank + 1.0)
+        group.reduce(tensor=t, root=size - 1, op=td.ReduceOp.MAX).wait()
+        group.broadcast(tensor=t, root=size - 1).wait()
+        parallel_assert(t.tolist() == [size] * 2)
+        parts = [torch.zeros(1) for _ in range(size)]
+        mine, got = torch.full((1,), float(rank)), torch.zeros(1)
+        group.gather(output_tensors=parts, input_tensor=mine, root=0).wait()
+        group.scatter(output_tensor=got, input_tensors=parts, root=0).wait()
+        parallel_assert(got.item() == rank)
+        group.reduce_scatter(
+            output_tensor=got, input_tensor=[mine] * size, op=td.ReduceOp.MAX
+        ).wait()
+        parallel_assert(got.item() == size - 1)
+        whole = torch.zeros(size)
+        group._allgather_base(output=whole, input=mine).wait()
+        group._reduce_scatter_base(outputTensor=got, inputTensor=whole).wait()
+        parallel_assert(got.item() == rank * size)
+        group.alltoall_base(
+            output=whole, input=torch.arange(float(size)), output_split_sizes=[1] * size,
+            input_split_sizes=[1] * size,
+        ).wait()  # fmt: skip
+        parallel_assert(whole.tolist() == [rank] * size)
+        sent = group.send([mine], dstRank=(rank + 1) % size, tag=0)
+        group.recv([got], srcRank=(rank - 1) % size, tag=0).wait()
+        sent.wait()
+        parallel_assert(got.item() == (rank - 1) % size)
+        with parallel_raises(TypeError, match="unexpected keyword"):
+            group.broadcast(t, nothing=0)
