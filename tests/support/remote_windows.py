@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
+from patience import wait_for
 
 import hpcdist as dist
 
@@ -30,3 +35,22 @@ def all_received(group: Any) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def stop(pid: int) -> None:
+    """Stop a process: when this returns, none of its threads runs any more."""
+
+    def stopped() -> bool:
+        with suppress(OSError):  # a thread ends
+            fields = [
+                p.read_text().rpartition(")")[2] for p in Path(f"/proc/{pid}/task").glob("*/stat")
+            ]
+            return all(each.split()[0] in "Tt" for each in fields)
+        return False
+
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(stopped)
+    except BaseException:
+        os.kill(pid, signal.SIGCONT)
+        raise

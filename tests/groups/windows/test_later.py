@@ -17,7 +17,7 @@ import torch
 from breaking import interrupting
 from cases import Check, draw, poison, ring
 from patience import wait_for
-from remote_windows import all_received, window_of, within
+from remote_windows import all_received, stop, window_of, within
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -157,7 +157,7 @@ def test_a_rank_that_is_stopped(group: Any, pids: list[int]) -> None:
     window, memory = window_of(group, 300_000)
     texts: list[str] = []
     if rank == 0:
-        os.kill(pids[1], signal.SIGSTOP)
+        stop(pids[1])
         try:
             later = window.put(torch.full((5,), 3.0), 1, 100, async_op=True)
             works = [

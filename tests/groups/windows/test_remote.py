@@ -19,7 +19,7 @@ import torch
 from breaking import interrupting
 from cases import Check, draw, poison, ring
 from patience import wait_for
-from remote_windows import all_received, window_of, within
+from remote_windows import all_received, stop, window_of, within
 
 import hpcdist as dist
 from hpcdist import _engine
@@ -172,7 +172,7 @@ def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any, capfd: Any) -> N
     dist.all_gather(pids, torch.tensor([os.getpid()]))
     texts: list[str] = []
     if rank == 0:
-        os.kill(int(pids[1]), signal.SIGSTOP)
+        stop(int(pids[1]))
         began = time.monotonic()
         try:
             for call in (
@@ -217,7 +217,7 @@ def test_ctrl_c_leaves_a_call(group: Any) -> None:
     dist.all_gather(pids, torch.tensor([os.getpid()]))
     text = ""
     if rank == 0:
-        os.kill(int(pids[1]), signal.SIGSTOP)
+        stop(int(pids[1]))
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         threading.Timer(1.0, os.kill, (int(pids[1]), signal.SIGCONT)).start()
         try:
