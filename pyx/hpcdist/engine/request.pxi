@@ -408,8 +408,10 @@ cdef class RequestWork(Work):
                 with nogil:
                     hd_job_settle(self.j)
                 watched.pop(<size_t> self.j, None)
-        except Exception:
-            sys.excepthook(*sys.exc_info())
+        except Exception as error:  # no memory, for example
+            if self.future is not None and not self.future.done():
+                self.future.set_exception(error)
+            return
         Work.complete_future(self)
 
     def cancel(self):
