@@ -145,6 +145,7 @@ STAGES = (
             ".ci/sanitized",
             *RUNNER,
             "tests/groups/reconfigurations.py",
+            "tests/groups/windows/*",
             *(f"tests/{room}/*" for room in SANITIZED),
         ),
     ),
