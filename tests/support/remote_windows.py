@@ -37,6 +37,13 @@ def all_received(group: Any) -> bool:
     return False
 
 
+def pids_of_ranks() -> list[int]:
+    """The process ids of all ranks; all must call it."""
+    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    return [int(pid) for pid in pids]
+
+
 def stop(pid: int) -> None:
     """Stop a process: when this returns, none of its threads runs any more."""
 

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from breaking import interrupting
 from cases import Check, draw, poison, ring
 from patience import wait_for
-from remote_windows import all_received, stop, window_of, within
+from remote_windows import all_received, pids_of_ranks, stop, window_of, within
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -33,13 +31,6 @@ def group() -> Iterator[Any]:
     made = dist.new_group(timeout=timedelta(seconds=60))
     yield made
     dist.destroy_process_group(made)
-
-
-@pytest.fixture
-def pids() -> list[int]:
-    all_pids = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(all_pids, torch.tensor([os.getpid()]))
-    return [int(pid) for pid in all_pids]
 
 
 def test_many_in_flight_to_all_ranks(rng: Any, group: Any) -> None:
@@ -151,11 +142,11 @@ def test_what_is_refused_is_said_once(group: Any, capfd: Any) -> None:
     dist.barrier()
 
 
-def test_a_rank_that_is_stopped(group: Any, pids: list[int]) -> None:
+def test_a_rank_that_is_stopped(group: Any) -> None:
     """A call returns at once; a limit of wait() leaves it going on, its own timeout ends it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     window, memory = window_of(group, 300_000)
-    texts: list[str] = []
+    pids, texts = pids_of_ranks(), []
     if rank == 0:
         stop(pids[1])
         try:
@@ -211,25 +202,3 @@ def test_deregistration_waits_for_what_was_begun(group: Any) -> None:
         assert bool((memory == turn + 1).all()), memory
         assert all(work.is_success() for work in works)
     dist.barrier()
-
-
-def test_handlers_that_raise_leave_it_going_on() -> None:
-    rank, _, _, after = ring()
-    group = dist.new_group(timeout=timedelta(seconds=30))
-    window, memory = window_of(group, 100_000)
-    ones, broken = torch.ones(100_000), 0
-    dist.barrier()
-    with interrupting() as interrupted:
-        for turn in range(200):
-            begin = window.put if turn % 2 else window.accumulate
-            broken += (
-                interrupted(lambda begin=begin: begin(ones, after, async_op=True).wait(),
-                            1e-5 * (turn % 60)) is not None
-            )  # fmt: skip
-    window.put(torch.full((100_000,), 2.0), after, async_op=True)
-    window.tensor_deregister()
-    parallel_assert(bool((memory == 2).all()), "a later call's data come last")
-    parallel_assert(broken > 0, "no handler raised")
-    began = time.monotonic()
-    dist.destroy_process_group(group)
-    parallel_assert(time.monotonic() - began < 15, "what nobody receives was waited for")

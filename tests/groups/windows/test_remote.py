@@ -19,7 +19,7 @@ import torch
 from breaking import interrupting
 from cases import Check, draw, poison, ring
 from patience import wait_for
-from remote_windows import all_received, stop, window_of, within
+from remote_windows import all_received, pids_of_ranks, stop, window_of, within
 
 import hpcdist as dist
 from hpcdist import _engine
@@ -168,11 +168,10 @@ def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any, capfd: Any) -> N
     """No answer within the timeout is an error that says whose; later calls are not harmed."""
     rank, size = dist.get_rank(), dist.get_world_size()
     window, memory = window_of(group, 300_000)
-    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    pids = pids_of_ranks()
     texts: list[str] = []
     if rank == 0:
-        stop(int(pids[1]))
+        stop(pids[1])
         began = time.monotonic()
         try:
             for call in (
@@ -187,7 +186,7 @@ def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any, capfd: Any) -> N
                 except dist.DistTimeoutError as error:
                     texts.append(f"{error}")
         finally:
-            os.kill(int(pids[1]), signal.SIGCONT)
+            os.kill(pids[1], signal.SIGCONT)
         parts = zip(texts, ("put", "put", "get", "accumulate"), strict=True)
         wrong = [
             text
@@ -211,15 +210,14 @@ def test_a_rank_that_is_stopped_ends_a_call_in_time(group: Any, capfd: Any) -> N
 
 
 def test_ctrl_c_leaves_a_call(group: Any) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     window, memory = window_of(group, 10)
-    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(pids, torch.tensor([os.getpid()]))
+    pids = pids_of_ranks()
     text = ""
     if rank == 0:
-        stop(int(pids[1]))
+        stop(pids[1])
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        threading.Timer(1.0, os.kill, (int(pids[1]), signal.SIGCONT)).start()
+        threading.Timer(1.0, os.kill, (pids[1], signal.SIGCONT)).start()
         try:
             window.get(torch.ones(10), 1)
             text = "no exception"
@@ -329,6 +327,10 @@ def test_requests_have_numbers_of_their_own() -> None:
     dist.destroy_process_group(group)
 
 
+def finish(begin: Any, later: bool) -> None:
+    begin(async_op=later).wait()
+
+
 def test_one_element_with_any_stride(group: Any) -> None:
     """torch calls it contiguous, whatever its stride is."""
     rank, _, before, after = ring()
@@ -363,7 +365,8 @@ def test_memory_made_in_inference_mode(group: Any) -> None:
     parallel_assert(memory.tolist() == [5.0, 0.0, before + 1.0], f"{memory}")
 
 
-def test_handlers_that_raise_leave_no_message_behind() -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["wait", "async"])
+def test_handlers_that_raise_leave_no_message_behind(later: bool) -> None:
     """What was begun goes on, or nothing was begun: so the group is destroyed at once."""
     rank, _, _, after = ring()
     group = dist.new_group(timeout=timedelta(seconds=30))
@@ -372,9 +375,10 @@ def test_handlers_that_raise_leave_no_message_behind() -> None:
     dist.barrier()
     with interrupting() as interrupted:
         for turn in range(200):
-            call = partial(window.put if turn % 2 else window.accumulate, ones, after)
+            begin = partial(window.put if turn % 2 else window.accumulate, ones, after)
+            call = partial(finish, begin, later)
             broken += interrupted(call, 1e-5 * (turn % 60)) is not None
-    window.put(torch.full((100_000,), 2.0), after)
+    finish(partial(window.put, torch.full((100_000,), 2.0), after), later)
     dist.barrier()
     parallel_assert(bool((memory == 2).all()), "a later call's data come last")
     parallel_assert(broken > 0, "no handler raised")
