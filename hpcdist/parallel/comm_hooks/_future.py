@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
 import torch
 
 from hpcdist.errors import DistError
-from hpcdist.groups.resolve import member
-from hpcdist.groups.state import ProcessGroup
-from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 
 class Driven(torch.futures.Future):
@@ -160,111 +157,3 @@ class _Run:
         self.stages = stages
         self.work: Any = None
         self.result: torch.Tensor | None = None
-
-
-def begins(bucket: GradBucket) -> bool:
-    """Return whether a bucket is the first of its backward pass; DDP may leave out bucket 0."""
-    return bool(getattr(bucket, "_first", bucket.index() == 0))
-
-
-def in_use(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the parameters of a bucket and their gradients, for an optimizer.
-
-    Not those that no rank uses. In a pass that is given up too early to know them, all.
-    """
-    unused = set(bucket._unused() or ())
-    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-    return (pair for place, pair in enumerate(pairs) if place not in unused)
-
-
-class Counting:
-    """A state that counts steps, each when its last average is there: see :func:`counted`.
-
-    Attributes
-    ----------
-    iter : int
-        Steps so far.
-    """
-
-    iter: int
-
-    def maybe_increase_iter(self, bucket: GradBucket) -> None:
-        """Count a step with its last bucket.
-
-        Local.
-
-        Parameters
-        ----------
-        bucket : GradBucket
-            The bucket at hand.
-        """
-        if bucket.is_last():
-            self._count_step()
-
-    def _count_step(self) -> None:
-        self.iter += 1
-
-
-def count_left_out(state: Counting, bucket: GradBucket) -> None:
-    """Let a state count, at the end, a pass whose last bucket DDP leaves out."""
-    after, before = getattr(bucket, "_after_pass", None), state.iter
-    if after is not None and begins(bucket):
-        after(lambda: state._count_step() if state.iter == before else None)
-
-
-def counted(state: Counting, bucket: GradBucket, average: Any) -> Any:
-    """Let a state count a step when its last average is there.
-
-    Not when it begins: in a pass that is given up, only some ranks may have come so far.
-    """
-
-    count_left_out(state, bucket)
-
-    def count(done: Any) -> torch.Tensor:
-        state.maybe_increase_iter(bucket)
-        return done.value()
-
-    return average.then(count)
-
-
-def check_in_buckets(ddp: Any, parameters: Iterable[torch.Tensor]) -> None:
-    """Raise if parameters that are to be stepped in backward are in no bucket of a DDP model."""
-    apart = {name for name, _ in ddp._delayed_parameters} | ddp.parameters_to_ignore
-    chosen = set(parameters)
-    names = [
-        name
-        for name, parameter in ddp.module.named_parameters()
-        if name in apart and parameter in chosen and parameter.requires_grad
-    ]
-    if names:
-        raise ValueError(
-            f"nothing in backward would step {', '.join(names)}: no bucket has parameters of "
-            "delay_all_reduce_named_params, or those that DistributedDataParallel ignores; leave "
-            "them to another optimizer"
-        )
-
-
-def group_of(group: ProcessGroup | None) -> ProcessGroup:
-    """Return the group of a hook's state: None means the default group."""
-    return member(group)
-
-
-def check_state(state: Any, kind: type, hook: str) -> None:
-    """Raise TypeError for a state that a hook cannot use, such as None or that of torch's hook."""
-    if not isinstance(state, kind):
-        given = type(state)
-        raise TypeError(
-            f"the state of {hook} must be a {kind.__module__.rpartition('.')[0]}.{kind.__name__}, "
-            f"not {given.__module__}.{given.__qualname__}; pass one to register_comm_hook"
-        )
-
-
-def dense_buffer(bucket: GradBucket, hook: str) -> torch.Tensor:
-    """Return the buffer of a bucket; raise for a sparse one."""
-    buffer = bucket.buffer()
-    if buffer.layout != torch.strided:
-        raise TypeError(
-            f"{hook} takes dense gradients, but bucket {bucket.index()} has a sparse one; create "
-            "the embedding with sparse=False, or write a hook that handles it"
-        )
-    return buffer

@@ -11,14 +11,9 @@ import torch
 from hpcdist._ops import ReduceOp
 from hpcdist.errors import DistError
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.parallel.comm_hooks._future import (
-    Driven,
-    begins,
-    check_state,
-    dense_buffer,
-    group_of,
-    in_use,
-)
+from hpcdist.parallel.comm_hooks._arguments import check_state, group_of
+from hpcdist.parallel.comm_hooks._buckets import begins, dense_buffer, in_use
+from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.grad_bucket import GradBucket

@@ -8,13 +8,9 @@ from hpcdist.groups.numbers import steps, yes_or_no
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.groups.subgroups import new_subgroups
 from hpcdist.log import get_logger
-from hpcdist.parallel.comm_hooks._future import (
-    Counting,
-    check_state,
-    counted,
-    dense_buffer,
-    group_of,
-)
+from hpcdist.parallel.comm_hooks._arguments import check_state, group_of
+from hpcdist.parallel.comm_hooks._buckets import dense_buffer
+from hpcdist.parallel.comm_hooks._counting import Counting, counted
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.transfer import PLACES

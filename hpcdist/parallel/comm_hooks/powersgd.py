@@ -15,15 +15,10 @@ import torch
 
 from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
-from hpcdist.parallel.comm_hooks._future import (
-    Stages,
-    begins,
-    check_state,
-    count_left_out,
-    counted,
-    dense_buffer,
-    group_of,
-)
+from hpcdist.parallel.comm_hooks._arguments import check_state, group_of
+from hpcdist.parallel.comm_hooks._buckets import begins, dense_buffer
+from hpcdist.parallel.comm_hooks._counting import count_left_out, counted
+from hpcdist.parallel.comm_hooks._future import Stages
 from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_feedback import Feedback, layout_of
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState

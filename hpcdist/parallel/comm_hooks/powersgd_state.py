@@ -13,7 +13,9 @@ from hpcdist.groups.numbers import whole
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.log import get_logger
 from hpcdist.parallel.comm_hooks import powersgd_checks
-from hpcdist.parallel.comm_hooks._future import Counting, Pipeline, begins
+from hpcdist.parallel.comm_hooks._buckets import begins
+from hpcdist.parallel.comm_hooks._counting import Counting
+from hpcdist.parallel.comm_hooks._future import Pipeline
 from hpcdist.parallel.comm_hooks.powersgd_undo import Before
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 

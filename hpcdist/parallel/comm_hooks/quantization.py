@@ -6,7 +6,9 @@ import torch
 
 from hpcdist.groups.numbers import whole
 from hpcdist.groups.state import ProcessGroup
-from hpcdist.parallel.comm_hooks._future import Driven, dense_buffer, group_of
+from hpcdist.parallel.comm_hooks._arguments import group_of
+from hpcdist.parallel.comm_hooks._buckets import dense_buffer
+from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 _LEVELS = 255

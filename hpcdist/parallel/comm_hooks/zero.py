@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from hpcdist.errors import DistError
-from hpcdist.parallel.comm_hooks._future import Driven, begins, check_in_buckets, in_use
+from hpcdist.parallel.comm_hooks._arguments import check_in_buckets
+from hpcdist.parallel.comm_hooks._buckets import begins, in_use
+from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
 from hpcdist.parallel.reducer.grad_bucket import GradBucket

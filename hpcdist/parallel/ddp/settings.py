@@ -10,7 +10,7 @@ import torch
 
 from hpcdist.errors import DistError
 from hpcdist.groups.numbers import yes_or_no
-from hpcdist.parallel.comm_hooks._future import check_in_buckets
+from hpcdist.parallel.comm_hooks._arguments import check_in_buckets
 from hpcdist.parallel.comm_hooks.builtin import BuiltinCommHookType, builtin
 from hpcdist.parallel.comm_hooks.optimizer import OptimizerInBackward
 from hpcdist.parallel.ddp.buffers import BufferCommHookLocation
