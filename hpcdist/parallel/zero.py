@@ -100,7 +100,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self.process_group = member(process_group)
         self.world_size, self.rank = self.process_group.size(), self.process_group.rank()
         self._generation = self.process_group.members.generation
-        self.hooked = False
+        self.hooked = False  # a hook that steps has been made
+        self.hook_ran = False  # and has had a bucket
         self._owner: dict[torch.Tensor, int] = {}
         self._loads = [0] * self.world_size
         self._flats = Flats()
@@ -223,7 +224,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             If the group was reconfigured, and the shares are still those of the former ranks.
         """
         if self.overlap_with_ddp:
-            if not self.hooked:
+            # A hook that was made and never registered has no bucket, though there are gradients.
+            if not self.hooked or not (self.hook_ran or self._without_gradients()):
                 raise RuntimeError(
                     "nothing steps this optimizer: with overlap_with_ddp=True register "
                     "hook_with_zero_step(allreduce_hook, ddp, zero) with the DDP model"
@@ -235,6 +237,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         loss = self._local_step(closure, **kwargs)
         self._exchange()
         return loss
+
+    def _without_gradients(self) -> bool:
+        return all(p.grad is None for p in self._owner)
 
     def _local_step(self, closure: Any = None, **kwargs: Any) -> Any:
         self._options(self.param_groups, self.optim.param_groups)

@@ -145,7 +145,14 @@ def test_overlap_with_ddp(rng, interleaved):
     )
     with parallel_raises(RuntimeError, match="nothing steps this optimizer"):
         zero.step()
-    model.register_comm_hook(None, wrap(comm_hooks.allreduce_hook, model, zero))
+    hook = wrap(comm_hooks.allreduce_hook, model, zero)
+    zero.step()  # before the first backward pass, as warm-ups do
+    with model.no_sync():
+        model(data[0][0]).sum().backward()
+    with parallel_raises(RuntimeError, match="nothing steps this optimizer"):
+        zero.step()  # the hook is not registered
+    zero.zero_grad()
+    model.register_comm_hook(None, hook)
     found = train(model, zero, data)
     parallel_assert(off(found, wanted) <= 1e-6, lambda: f"off by {off(found, wanted)}")
     zero.consolidate_state_dict()

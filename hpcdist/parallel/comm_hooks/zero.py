@@ -31,6 +31,7 @@ class _Stepper:
 
     def __call__(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if begins(bucket):
+            self._zero.hook_ran = True
             self._zero._check_generation()
             self._zero._all_states = None
             # Left over from a backward pass that failed.
