@@ -126,11 +126,13 @@ class AllReduceExtreme(Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         tensor, out = (saved.detach() for saved in ctx.saved_tensors)
-        chosen = ((tensor == out) | (tensor.isnan() & out.isnan())).to(gradient.dtype)
-        holders = _copy(chosen)
+        chosen = (tensor == out) | (tensor.isnan() & out.isnan())
+        # bfloat16 counts to 256 only.
+        holders = chosen.to(torch.int32, memory_format=torch.contiguous_format)
         ctx.group.carrier.all_reduce(holders, ReduceOp.SUM, api=_api("all_reduce"))
         summed = AllReduce.apply(gradient, ReduceOp.SUM, ctx.group, None)
-        return summed * (chosen / holders), None, None, None
+        share = (chosen.to(torch.float64) / holders).to(gradient.dtype)
+        return summed * share, None, None, None
 
 
 class AllReduceProduct(Function):
