@@ -234,7 +234,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._check_generation()
         self._all_states = None
         Join.notify_join_context(self)
-        loss = self._local_step(closure, **kwargs)
+        with self._refusing():
+            loss = self._local_step(closure, **kwargs)
         self._exchange()
         return loss
 
@@ -268,37 +269,33 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             other.update({name: value for name, value in one.items() if name not in _OWN})
 
     def _exchange(self) -> None:
-        """Send every share to all ranks."""
+        """Send every share to all ranks, in its own memory or packed into few messages."""
         if self.world_size == 1:
             return
-        if self.parameters_as_bucket_view:
-            comm = self.process_group.carrier
-            with naming("the strides of its parameters"):
-                with refusing_parts(agreeing(comm), API, lambda: len(self._flats.all), waits=0):
-                    if self._flats.moved():
-                        self._lay_out()
-                    works = [
-                        comm.broadcast(flat, rank, True, api=API, extra=order)
-                        for rank, flat, order in self._flats.all
-                    ]
-                for work in works:
-                    work.wait()
-        else:
-            self._exchange_packed()
-
-    def _exchange_packed(self) -> None:
-        """Send the shares one after the other, each packed into few messages."""
         group = self.process_group
+        if not self.parameters_as_bucket_view:
+            with self._refusing():
+                for rank in range(self.world_size):
+                    send(group, packed(self._of_rank(rank)), rank, API)
+            return
+        with naming("the strides of its parameters"):
+            with self._refusing():
+                if self._flats.moved():
+                    self._lay_out()
+                works = [
+                    group.carrier.broadcast(flat, rank, True, api=API, extra=order)
+                    for rank, flat, order in self._flats.all
+                ]
+            for work in works:
+                work.wait()
 
-        def packs(rank: int) -> list[list[torch.Tensor]]:
-            return packed(self._of_rank(rank))
-
-        def lengths() -> list[int]:
-            return [len(packs(rank)) for rank in range(self.world_size)]
-
-        with refusing_batches(agreeing(group.carrier), API, lengths):
-            for rank in range(self.world_size):
-                send(group, packs(rank), rank, API)
+    def _refusing(self) -> refusing_parts:
+        """Let the other ranks, which are in :meth:`_exchange` or will be, hear an exception."""
+        comm = agreeing(self.process_group.carrier)
+        if self.parameters_as_bucket_view:
+            return refusing_parts(comm, API, lambda: len(self._flats.all), waits=0)
+        shares = range(self.world_size)
+        return refusing_batches(comm, API, lambda: [len(packed(self._of_rank(r))) for r in shares])
 
     # -- uneven inputs -------------------------------------------------------------------------
 

@@ -314,6 +314,33 @@ def test_ranks_that_make_it_differently():
     parallel_assert(len(optimizer.param_groups) == 2 and late.eq(0.5).all())
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("as_view", [False, True], ids=["packed", "views"])
+def test_a_step_that_raises_on_one_rank_is_an_error_on_all(as_view):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            if odd_one(False, broken):
+                raise ArithmeticError("no step here")
+            return super().step(closure)
+
+    broken = True
+    parameters = [nn.Parameter(torch.ones(n)) for n in (5, 4, 3)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = ZeroRedundancyOptimizer(
+        parameters, Failing, parameters_as_bucket_view=as_view, lr=0.5
+    )
+    with parallel_raises(odd_one(dist.DistError, ArithmeticError), match="no step here"):
+        optimizer.step()
+    dist.barrier()
+    broken = False
+    optimizer.step()
+    same = [p.clone() for p in parameters]
+    for tensor in same:
+        dist.broadcast(tensor, 0)
+    parallel_assert(all(map(torch.equal, same, parameters)), "ranks differ after a retry")
+
+
 class Far(torch.Tensor):
     """On another device, as it says."""
 
