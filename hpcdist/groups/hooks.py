@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -62,9 +63,19 @@ class PostHookArgs:
 
 
 class Hooks:
-    """The hooks of one group, by the number under which each was registered."""
+    """The hooks of one group, by the number under which each was registered.
+
+    Attributes
+    ----------
+    changing : threading.RLock
+        Held from a registration or removal until the group's operations follow it: another
+        thread's would be undone by one that has looked earlier. A signal handler may come between.
+    aborting : AbortHooks
+        What is called when ranks die.
+    """
 
     def __init__(self) -> None:
+        self.changing = threading.RLock()
         self._by_kind: dict[str, dict[int, Callable[..., None]]] = {"pre": {}, "post": {}}
         self.aborting = AbortHooks()
         self._numbers = itertools.count()

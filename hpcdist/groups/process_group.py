@@ -403,14 +403,16 @@ class ProcessGroup(C10d):
     def _hook(self, kind: str, hook_id: int, hook: Callable[..., None]) -> None:
         if not self._backends and self not in world.kept:
             raise ValueError(f"the process group {self.members.name!r} has been destroyed")
-        self.hooks.add(kind, hook_id, hook)
-        if self._backends:
-            self._use(self.hooks.carry(self._backends))
+        with self.hooks.changing:
+            self.hooks.add(kind, hook_id, hook)
+            if self._backends:
+                self._use(self.hooks.carry(self._backends))
 
     def _unhook(self, kind: str, hook_id: int) -> None:
-        self.hooks.remove(kind, hook_id, self.members.name)
-        if self._backends:
-            self._use(self.hooks.carry(self._backends))
+        with self.hooks.changing:
+            self.hooks.remove(kind, hook_id, self.members.name)
+            if self._backends:
+                self._use(self.hooks.carry(self._backends))
 
 
 #: An argument ``group=``; None means the default group.

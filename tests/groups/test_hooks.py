@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 import hpcdist as dist
 from hpcdist.backends.hooked import Hooked
+from hpcdist.groups.hooks import Hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
@@ -215,6 +218,36 @@ def test_wrong_registrations(group):
     dist.destroy_process_group(group)
     with parallel_raises(ValueError, match="destroyed"):
         group.register_pre_hook(5, print)
+
+
+def test_a_hook_that_comes_while_another_thread_removes_one(group, monkeypatch):
+    group.register_pre_hook(0, print)
+    carry, looked, registered = Hooks.carry, threading.Event(), threading.Event()
+    seen: list = []
+
+    def slow(self, backends):
+        made = carry(self, backends)
+        if not looked.is_set():
+            looked.set()
+            registered.wait(0.2)
+        return made
+
+    def register():
+        looked.wait(5)
+        group.register_pre_hook(1, seen.append)
+        registered.set()
+
+    monkeypatch.setattr(Hooks, "carry", slow)
+    threads = [
+        threading.Thread(target=group.unregister_pre_hook, args=(0,)),
+        threading.Thread(target=register),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    dist.all_reduce(torch.ones(1), group=group)
+    parallel_assert([each.name for each in seen] == ["all_reduce"])
 
 
 def test_timeout_of_a_group_with_hooks(group):
