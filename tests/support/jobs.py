@@ -22,6 +22,8 @@ from patience import patience
 until = math.inf
 #: Seconds before it at which a job is ended, so that the test can still show what it printed.
 SPARE = 12.0
+#: Seconds for which mpirun may take to see that no rank is left.
+ALONE = 15.0
 
 
 @dataclass
@@ -64,6 +66,27 @@ def _marked(marker: str) -> list[str]:
         except OSError:
             continue  # it has gone, or is another user's
     return found
+
+
+def _ranks(marker: str) -> list[str]:
+    return [line for line in _marked(marker) if line.startswith(sys.executable)]
+
+
+def _output(job: subprocess.Popen[str], marker: str, limit: float) -> str:
+    """Return what a job prints until it ends.
+
+    Raises subprocess.TimeoutExpired if it takes too long, or if mpirun waits for no rank.
+    """
+    end, seen, gone = time.monotonic() + limit, False, math.inf
+    while True:
+        try:
+            return job.communicate(timeout=max(min(end - time.monotonic(), 3.0), 0.0))[0]
+        except subprocess.TimeoutExpired:
+            now, ranks = time.monotonic(), _ranks(marker)
+            gone = math.inf if ranks else min(gone, now)
+            seen = seen or bool(ranks)
+            if now >= end or (seen and now - gone > ALONE * patience()):
+                raise
 
 
 def mapped_shm() -> set[str]:
@@ -175,16 +198,16 @@ def run_job(
         start_new_session=True,
     )
     try:
-        text, _ = job.communicate(timeout=limit)
+        text = _output(job, marker, limit)
     except subprocess.TimeoutExpired:
-        ranks = [line for line in _marked(marker) if line.startswith(sys.executable)]
+        ranks = _ranks(marker)
         job.send_signal(signal.SIGTERM)
         try:
             text, _ = job.communicate(timeout=10)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             text, _ = job.communicate()
-        late = f"the job did not end within {limit:g} s"
+        late = f"the job did not end within {time.time() - began:.0f} s"
         if ranks:
             raise AssertionError(f"{late}; it printed:\n{text}") from None
         text += f"\n{late}: mpirun waits, and no rank is left"
