@@ -156,7 +156,7 @@ static int fail_abandoned(visit *v, int late)
     if (noted && note.why == HD_CROSSED)
         hd_say(&t, ". The ranks disagree about the order in which they use their groups");
     hd_say(&t, ". ");
-    hd_say_unharmed(&t, c);
+    hd_say_unharmed(&t, c, j);
     hd_fail(j, note.code, "%s", buffer);
     return j->code;
 }
@@ -194,7 +194,7 @@ static int time_out(visit *v)
             say_missing(c->session, c->node_slot[r], &t);
     }
     hd_say(&t, "\n");
-    hd_say_unharmed(&t, c);
+    hd_say_unharmed(&t, c, j);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     hd_hang_report(c->session, buffer, 0);
     return j->code;
@@ -266,10 +266,10 @@ static int cross(visit *v, int r, uint32_t other, const char *where)
            "in ",
            other, where);
     hd_say_call(&t, c, v->j);
-    hd_say(&t, ". ");
-    hd_say_last(&t,
-                "Neither could go on. Nothing was transferred; make all ranks call their groups in "
-                "one order, or pass async_op=True and wait afterwards.");
+    hd_say(&t, ". Neither could go on. ");
+    hd_say_outcome(&t, v->j,
+                   "; make all ranks call their groups in one order, or pass async_op=True and "
+                   "wait afterwards.");
     hd_text_init(&missing, names, sizeof names);
     if (!abandon(v, HD_CROSSED, HD_ERR_MISMATCH, &missing))
         return HD_OK;

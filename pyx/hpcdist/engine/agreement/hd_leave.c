@@ -175,9 +175,9 @@ int hd_leave_following(hd_comm *c, hd_job *j)
         hd_say(&t, ": not all ranks had joined in time. ");
     }
     if (h && h->note.what == HD_POST_LOST) /* perhaps on another node, which is not seen here */
-        hd_say_last(&t, "Nothing was transferred, and the group cannot be used any more.");
+        hd_say_outcome(&t, j, ", and the group cannot be used any more.");
     else
-        hd_say_unharmed(&t, c);
+        hd_say_unharmed(&t, c, j);
     hd_fail(j, code, "%s", buffer);
     return j->code;
 }
@@ -227,7 +227,7 @@ int hd_leave_late(hd_comm *c, hd_job *j, const hd_waiter *w)
         hd_hang_say_where(c->session, c->node_slot[r], &t);
     }
     hd_say(&t, "\n");
-    hd_say_unharmed(&t, c);
+    hd_say_unharmed(&t, c, j);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     hd_hang_report(c->session, buffer, 0);
     return j->code;

@@ -89,7 +89,7 @@ void hd_nan_refuse(hd_comm *c, hd_job *j, const hd_nan *found)
     hd_text t;
     hd_text_init(&t, buffer, sizeof buffer);
     say_mine(&t, c, j, found);
-    hd_say_unharmed(&t, c);
+    hd_say_unharmed(&t, c, j);
     note_reason(c, j, found);
     hd_fail(j, HD_ERR_NAN, "%s", buffer);
     j->refusal.why = j->refused ? j->refused->text : "it contains a NaN";

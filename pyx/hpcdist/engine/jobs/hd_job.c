@@ -200,6 +200,11 @@ int64_t hd_job_data_until(const hd_job *j, int64_t now)
     return until > soon ? until : soon;
 }
 
+int64_t hd_job_begun_again(const hd_job *j, int64_t now)
+{
+    return j->begun ? hd_job_data_until(j, now) - hd_ns(j->timeout) : 0;
+}
+
 int hd_job_state(const hd_job *j) { return __atomic_load_n(&j->state, __ATOMIC_ACQUIRE); }
 
 void hd_job_finish(hd_job *j)

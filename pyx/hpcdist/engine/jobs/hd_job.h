@@ -65,7 +65,8 @@ typedef struct hd_checked {
     int verified;                 /* sizes that differ fit, pair by pair; and then: */
     int64_t longest;              /* elements of the longest block */
     int64_t total;                /* and of all blocks */
-    uint64_t checksum; /* check level full: of a result that must be the same on all ranks */
+    int compares;      /* check level full: the data has moved, and the results are compared */
+    uint64_t checksum; /* and this rank's */
 } hd_checked;
 
 /* A call that this rank cannot make, so that it only tells the others. */
@@ -197,6 +198,9 @@ double hd_job_elapsed(const hd_job *j);
 /* The time by which its data must have moved: the deadline, or a few seconds from now if all ranks
  * have met just before it. */
 int64_t hd_job_data_until(const hd_job *j, int64_t now);
+
+/* When its deadline counts from, if there is at least as much time from `now` on as for data. */
+int64_t hd_job_begun_again(const hd_job *j, int64_t now);
 /* Waits up to seconds for a queued job: 1 done, 0 not yet. */
 int hd_job_wait(hd_job *j, double seconds);
 

@@ -130,6 +130,7 @@ static int check_result(hd_comm *c, hd_job *j)
     uint64_t h = 1;
     if (j->kind != HD_ALL_REDUCE && j->kind != HD_BROADCAST && j->kind != HD_ALL_GATHER)
         return 1;
+    j->checked.compares = 1;
     /* The others compare, and must not wait for this rank. */
     if (j->code != HD_OK && j->code != HD_ERR_INTERRUPT) {
         j->refusal.why = "the operation failed there";
@@ -153,6 +154,8 @@ static int check_result(hd_comm *c, hd_job *j)
     }
     j->checked.checksum = h | 1;
     j->checked.carry = NULL; /* this check carries nothing */
+    /* The ranks may have met just before the deadline: it has time of its own, as the data had. */
+    j->begun = hd_job_begun_again(j, hd_now());
     return hd_check(c, j, hd_mix(fingerprint(j), j->checked.checksum)) == HD_OK;
 }
 

@@ -84,11 +84,14 @@ int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_description *of)
            c->name, j->seq, c->rank, c->size);
     say_variants(&t, c->size, of);
     hd_say(&t, "\n");
-    hd_say_last(&t, destroyed
-                        ? "Nothing was transferred. The group is destroyed and cannot be used any "
-                          "more: destroy it on all its ranks."
-                        : "Nothing was transferred; the group can still be used. Make all ranks "
-                          "call the same operation with matching arguments.");
+    hd_say_outcome(&t, j,
+                   destroyed
+                       ? ". The group is destroyed and cannot be used any more: destroy it on "
+                         "all its ranks."
+                   : j->checked.compares
+                       ? "; the group can still be used. The results should be the same."
+                       : "; the group can still be used. Make all ranks call the same operation "
+                         "with matching arguments.");
     hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
     return j->code;
 }
@@ -123,7 +126,19 @@ void hd_say_gone(hd_text *t, const hd_comm *c, int rank, enum hd_gone how)
         hd_session_report(c->session, c->node_slot[rank], t);
 }
 
-void hd_say_unharmed(hd_text *t, const hd_comm *c)
+void hd_say_outcome(hd_text *t, const hd_job *j, const char *rest)
+{
+    char buffer[512];
+    hd_text last;
+    hd_text_init(&last, buffer, sizeof buffer);
+    hd_say(&last, "%s%s",
+           j->checked.compares ? "The data has moved, and the tensors hold the result"
+                               : "Nothing was transferred",
+           rest);
+    hd_say_last(t, buffer);
+}
+
+void hd_say_unharmed(hd_text *t, const hd_comm *c, const hd_job *j)
 {
     static const char *const ways[] =
         {[HD_LEFT] = "has left the job", [HD_DIED] = "has died", [HD_FAILED] = "has failed"};
@@ -131,7 +146,6 @@ void hd_say_unharmed(hd_text *t, const hd_comm *c)
     hd_text last;
     int gone = 0;
     hd_text_init(&last, buffer, sizeof buffer);
-    hd_say(&last, "Nothing was transferred");
     for (int r = 0; r < c->size; r++) {
         const enum hd_gone how =
             r == c->rank ? HD_HERE : hd_session_gone(c->session, c->node_slot[r]);
@@ -142,7 +156,7 @@ void hd_say_unharmed(hd_text *t, const hd_comm *c)
         hd_say(&last, " and %d more have gone", gone - NAMED);
     hd_say(&last,
            gone ? ", and the group cannot be used any more." : "; the group can still be used.");
-    hd_say_last(t, buffer);
+    hd_say_outcome(t, j, buffer);
 }
 
 int hd_fail_broken(hd_comm *c, hd_job *j)
@@ -201,8 +215,7 @@ int hd_fail_closed(hd_comm *c, hd_job *j, int rank, const char *way)
     hd_say(&t, "rank %d of group '%s' has %s and will not join ", rank, c->name, way);
     hd_say_call(&t, c, j);
     hd_say(&t, ". ");
-    hd_say_last(&t, "Nothing was transferred. The group cannot be used any more: destroy it on all "
-                    "its ranks.");
+    hd_say_outcome(&t, j, ". The group cannot be used any more: destroy it on all its ranks.");
     hd_fail(j, HD_ERR_MISMATCH, "%s", buffer);
     return j->code;
 }

@@ -16,8 +16,10 @@ void hd_describe_here(char *out, hd_job *j); /* into HD_DESC bytes */
 void hd_say_awaited(char *here, const hd_comm *c, int (*arrived)(const void *context, int rank),
                     const void *context);
 void hd_say_gone(hd_text *t, const hd_comm *c, int rank, enum hd_gone how);
-/* After a call that nobody made: what can be done with the group. */
-void hd_say_unharmed(hd_text *t, const hd_comm *c);
+/* Whether the call has moved data, and `rest`: the last sentence of an error. */
+void hd_say_outcome(hd_text *t, const hd_job *j, const char *rest);
+/* After a call that failed on all ranks: what can be done with the group. */
+void hd_say_unharmed(hd_text *t, const hd_comm *c, const hd_job *j);
 void hd_describe_call(hd_description *out, hd_job *j); /* and where it is made */
 /* A description per rank. */
 int hd_fail_mismatch(hd_comm *c, hd_job *j, const hd_description *of);
