@@ -273,10 +273,10 @@ PROGRAMS = (
         long=("4", "2000"),
         delay=(
             *engine("watchdog"),
-            "look_at_comms(s, now, slept);",
+            "look_at_comms(s, now);",
             "static __thread int64_t paused;\n"
             "if (now - paused > 200000000) { usleep(100000); paused = now; }\n"
-            "look_at_comms(s, now, slept);",
+            "look_at_comms(s, now);",
         ),
     ),
     Program(

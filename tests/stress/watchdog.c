@@ -214,7 +214,7 @@ static void begin(rank *me, int self, int fate)
                          .pidfd = me->pidfd, .dead = me->dead};
     pthread_mutex_init(&me->s.mu, NULL);
     page[self] = (entry){.state = RUNNING, .pid = 1000 + (uint32_t)self, .world_rank = (uint32_t)self,
-                         .beat = hd_now(), .since = hd_now()};
+                         .beat = hd_uptime(), .since = hd_uptime()};
     if (pipe(me->life)) {
         perror("pipe");
         exit(2);

@@ -57,7 +57,7 @@ STUB void hd_ft_break(hd_session *s) { (void)s; }
 STUB void hd_ft_look(hd_session *s) { (void)s; }
 STUB int hd_ft_told(const hd_session *s) { return (void)s, 0; }
 STUB char hd_process_state(pid_t pid) { return (void)pid, 0; }
-STUB void hd_stopped_look(hd_session *s, int slept) { (void)s, (void)slept; }
+STUB void hd_stopped_look(hd_session *s) { (void)s; }
 STUB int64_t hd_stopped_end(hd_session *s) { return (void)s, 0; }
 STUB void hd_session_report(hd_session *s, int slot, hd_text *t) { (void)s, hd_say(t, "slot %d", slot); }
 STUB void hd_session_blocked(hd_session *s, const hd_comm *c, uint32_t n, double left)

@@ -14,12 +14,64 @@
 
 #define MS 1000000LL /* ns */
 #define LONG_CALL 3  /* seconds */
+/* ns: between looks at the clock that are noted; without one for so long, the process was
+ * stopped. */
+#define LOOKS (20 * MS)
+#define STOPPED (1000 * MS)
 
-int64_t hd_now(void)
+int64_t hd_uptime(void)
 {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (int64_t)ts.tv_sec * 1000000000LL + ts.tv_nsec;
+}
+
+/* The time for which this process was stopped: whoever looks at the clock first after that adds
+ * it. */
+static struct {
+    int watched;     /* atomic: so many threads look often, whatever else this process does */
+    int64_t seen;    /* atomic, of hd_uptime(): the last look, or one shortly before; 0: none */
+    int64_t counted; /* atomic: the look after which a stop was counted last */
+    int64_t stopped; /* atomic: ns in all */
+} clock_of_process;
+
+/* `last`: what was seen then. */
+static void look(int64_t uptime, int64_t last)
+{
+    int64_t counted = __atomic_load_n(&clock_of_process.counted, __ATOMIC_ACQUIRE);
+    if (uptime - last > STOPPED) {
+        if (counted != last &&
+            __atomic_compare_exchange_n(&clock_of_process.counted, &counted, last, 0,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            __atomic_add_fetch(&clock_of_process.stopped, uptime - last, __ATOMIC_ACQ_REL);
+        else /* another thread does; not in the child of a fork, which goes on without it */
+            for (int i = 0;
+                 i < 1000 && last == __atomic_load_n(&clock_of_process.seen, __ATOMIC_ACQUIRE); i++)
+                sched_yield();
+    }
+    /* Fails if another thread has looked, or nobody does any more. */
+    (void)__atomic_compare_exchange_n(&clock_of_process.seen, &last, uptime, 0, __ATOMIC_ACQ_REL,
+                                      __ATOMIC_ACQUIRE);
+}
+
+int64_t hd_now(void)
+{
+    for (;;) {
+        const int64_t stopped = __atomic_load_n(&clock_of_process.stopped, __ATOMIC_ACQUIRE);
+        const int64_t uptime = hd_uptime(),
+                      last = __atomic_load_n(&clock_of_process.seen, __ATOMIC_ACQUIRE);
+        if (last && uptime - last > LOOKS)
+            look(uptime, last);
+        /* If it has changed, the process may have been stopped between these lines. */
+        if (stopped == __atomic_load_n(&clock_of_process.stopped, __ATOMIC_ACQUIRE))
+            return uptime - stopped;
+    }
+}
+
+void hd_now_watched(int more)
+{
+    const int watched = __atomic_add_fetch(&clock_of_process.watched, more, __ATOMIC_ACQ_REL);
+    __atomic_store_n(&clock_of_process.seen, watched ? hd_uptime() : 0, __ATOMIC_RELEASE);
 }
 
 int64_t hd_ns(double seconds)

@@ -36,7 +36,14 @@ enum hd_code {
 };
 
 /* Nanoseconds of CLOCK_MONOTONIC: one clock for all processes of a node. */
+int64_t hd_uptime(void);
+/* The same, less the time for which this process was stopped: for its own deadlines. A scheduler
+ * may suspend a job for longer than its timeouts, and its ranks are not to blame for that. Stops of
+ * less than a second count. */
 int64_t hd_now(void);
+/* A thread begins (1) or ends (-1) to call hd_now() several times a second, whatever the others do:
+ * while there is one, a second without a look at the clock was a stop. */
+void hd_now_watched(int more);
 
 /* Converts seconds to nanoseconds. HD_NEVER means no limit: for a negative number, NaN, or more
  * than the clock counts. */

@@ -58,7 +58,7 @@ typedef struct hd_transfer {
     int64_t until;       /* ns, its latest end; 0: `timeout` from when the watchdog saw it */
     double timeout;      /* the operation's own: the group's may have changed since */
     uint64_t seen_phase; /* the watchdog's memory */
-    int64_t since, slept;
+    int64_t since;
     int tid; /* atomic: the thread that is inside, and how long it waited for a core */
     hd_starving starving;
     int64_t starved; /* ns */

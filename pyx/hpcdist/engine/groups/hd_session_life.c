@@ -72,7 +72,7 @@ static int fill_page(hd_session *s, MPI_Comm node)
         entry *e = &s->page[s->slot];
         e->pid = (uint32_t)getpid();
         e->world_rank = (uint32_t)s->rank;
-        e->beat = e->since = hd_now();
+        e->beat = e->since = hd_uptime();
         snprintf(e->record, sizeof e->record, "%s", hd_rec_path());
         __atomic_store_n(&e->state, RUNNING, __ATOMIC_RELEASE);
     }

@@ -249,7 +249,7 @@ int hd_job_wait(hd_job *j, double seconds)
             return 1;
         hd_pause();
     }
-    end = hd_until(seconds);
+    end = hd_later(hd_uptime(), hd_ns(seconds));
     until = (struct timespec){end / 1000000000, end % 1000000000};
     pthread_mutex_lock(&c->mu);
     while (hd_job_state(j) != HD_DONE)

@@ -165,7 +165,7 @@ static double seconds_since(const hd_rec_head *h, int64_t ticks)
                        *b = &h->last[__atomic_load_n(&h->turn, __ATOMIC_ACQUIRE) & 1];
     const double rate =
         b->ticks > a->ticks ? (double)(b->mono - a->mono) / (double)(b->ticks - a->ticks) : 1.0;
-    return ((double)(hd_now() - b->mono) + rate * (double)(b->ticks - ticks)) * 1e-9;
+    return ((double)(hd_uptime() - b->mono) + rate * (double)(b->ticks - ticks)) * 1e-9;
 }
 
 void hd_view_operations(const hd_view *v, hd_text *t)

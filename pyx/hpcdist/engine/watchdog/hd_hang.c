@@ -165,7 +165,7 @@ static int first_to_report(hd_session *s)
     static int64_t alone;
     int64_t *at = s->page ? &s->page[0].reported : &alone,
             before = __atomic_load_n(at, __ATOMIC_ACQUIRE);
-    const int64_t now = hd_now();
+    const int64_t now = hd_uptime();
     return (!before || now - before > APART) &&
            __atomic_compare_exchange_n(at, &before, now, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }

@@ -153,7 +153,7 @@ static void say_last(hd_text *t, const entry *e)
 
 int64_t hd_session_silent(const hd_session *s, int slot, int64_t limit)
 {
-    const int64_t since = hd_now() - __atomic_load_n(&s->page[slot].beat, __ATOMIC_RELAXED);
+    const int64_t since = hd_uptime() - __atomic_load_n(&s->page[slot].beat, __ATOMIC_RELAXED);
     return since > limit ? since : 0;
 }
 
@@ -170,7 +170,7 @@ void hd_session_report(hd_session *s, int slot, hd_text *t)
 {
     entry *e;
     uint64_t phase, tp;
-    int64_t now = hd_now(), silent;
+    int64_t now = hd_uptime(), silent;
     double since = 0.0, starved;
 
     if (!s->page || slot < 0) {

@@ -33,7 +33,7 @@ static int is_stopped(const hd_session *s, int slot)
            hd_process_state((pid_t)s->page[slot].pid) == 'T';
 }
 
-void hd_stopped_look(hd_session *s, int slept)
+void hd_stopped_look(hd_session *s)
 {
     const int64_t now = hd_now();
     for (int i = 0; hd_ft_on(s) && s->stopped && i < s->node_n; i++) {
@@ -41,7 +41,7 @@ void hd_stopped_look(hd_session *s, int slept)
         const int here = i != s->slot && !__atomic_load_n(&s->dead[i], __ATOMIC_ACQUIRE);
         int64_t then = 0;
         if (here && is_stopped(s, i))
-            then = since && !slept ? since : now;
+            then = since ? since : now;
         if (then != since)
             __atomic_store_n(&s->stopped[i], then, __ATOMIC_RELAXED);
     }

@@ -11,9 +11,8 @@
 #include "hd_comm.h"
 #include "hd_job.h"
 
-/* By the watchdog on each tick, in such a job. slept: this process has been stopped itself since
- * the last one. */
-void hd_stopped_look(hd_session *s, int slept);
+/* By the watchdog on each tick, in such a job. */
+void hd_stopped_look(hd_session *s);
 
 /* After a timeout: ends the processes that have been stopped for a second in which this one ran.
  * Gives the time in ns until which to wait longer, because one of them, which this rank or another

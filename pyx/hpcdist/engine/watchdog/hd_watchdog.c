@@ -36,8 +36,6 @@
 /* ns after the deadline: waits that can end by themselves get a chance to end first. */
 #define GRACE 500000000
 #define NAMED 16 /* ranks on other nodes that a message names */
-/* ns: if this thread did not run for so long, the process was stopped. */
-#define STOPPED 1000000000
 
 /* ---- operations that move data ---- */
 
@@ -238,16 +236,12 @@ static int is_remaking(const hd_session *s)
 
 /* The ranks that are left make a new session, or have one: its watchdog does the rest. Of the calls
  * that make it none can be taken back. */
-static int superseded(hd_session *s, int64_t now, int64_t slept)
+static int superseded(hd_session *s, int64_t now)
 {
     char buffer[HD_TEXT];
     hd_text t;
-    int64_t until = __atomic_load_n(&s->rebuilt_by, __ATOMIC_ACQUIRE);
-    if (until > 0 &&
-        slept) /* the whole job may have been stopped; fails if the recovery has ended */
-        (void)__atomic_compare_exchange_n(&s->rebuilt_by, &until, hd_later(until, slept), 0,
-                                          __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    if (until <= 0 || slept || now <= hd_later(until, GRACE))
+    const int64_t until = __atomic_load_n(&s->rebuilt_by, __ATOMIC_ACQUIRE);
+    if (until <= 0 || now <= hd_later(until, GRACE))
         return until != 0;
     if (now < hd_stopped_end(s))
         return 1;
@@ -284,8 +278,7 @@ static void show(hd_session *s, int64_t now)
     __atomic_store_n(&me->beat, now, __ATOMIC_RELAXED);
 }
 
-/* slept: ns for which this process was stopped before this call. */
-static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
+static void look_at_comms(hd_session *s, int64_t now)
 {
     char warning[512] = "";
     hd_text t;
@@ -297,7 +290,7 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
             c->transfer.seen_phase = phase;
             c->transfer.since = hd_now(); /* not `now`: this thread may have lost its core since
                                            * then, and the operation may have begun meanwhile */
-            c->transfer.slept = c->transfer.starved = 0;
+            c->transfer.starved = 0;
             c->transfer.starving.tid = 0;
         } else if (phase & 1) {
             moving m;
@@ -305,13 +298,11 @@ static void look_at_comms(hd_session *s, int64_t now, int64_t slept)
             c->transfer.starved =
                 hd_starving_look(&c->transfer.starving,
                                  __atomic_load_n(&c->transfer.tid, __ATOMIC_RELAXED));
-            c->transfer.slept += slept; /* its ranks are not to blame if the whole job is stopped */
             if (!read_moving(c, phase, &m))
                 continue;
             until = m.until ? m.until : hd_later(c->transfer.since, hd_ns(m.timeout));
-            if (now > hd_later(until, GRACE + c->transfer.slept) && now >= hd_stopped_end(s))
-                stuck(s, c, &m, (double)(now - c->transfer.since) * 1e-9,
-                      now - until - c->transfer.slept);
+            if (now > hd_later(until, GRACE) && now >= hd_stopped_end(s))
+                stuck(s, c, &m, (double)(now - c->transfer.since) * 1e-9, now - until);
         }
     }
     hd_late_look(s, now, &t);
@@ -342,11 +333,11 @@ static void *watchdog_main(void *arg)
     hd_session *s = arg;
     const int n = s->page ? s->node_n : 0;
     struct pollfd *fds = calloc((size_t)n + 1, sizeof *fds);
-    int64_t last = 0; /* ns of the last look */
 
     prctl(PR_SET_NAME, "hpcdist-watch");
+    hd_now_watched(1);
     for (;;) {
-        int64_t now, slept;
+        int64_t now;
         if (fds) {
             fds[n] = (struct pollfd){s->wake[0], POLLIN, 0};
             for (int i = 0; i < n; i++)
@@ -359,10 +350,8 @@ static void *watchdog_main(void *arg)
         if (__atomic_load_n(&s->stop, __ATOMIC_ACQUIRE))
             break;
         now = hd_now();
-        slept = last && now - last > STOPPED ? now - last : 0;
-        last = now;
         if (s->page)
-            show(s, now);
+            show(s, hd_uptime());
         for (int i = 0; i < n && fds; i++) {
             if (i == s->slot)
                 continue;
@@ -379,15 +368,16 @@ static void *watchdog_main(void *arg)
         }
         if (hd_hydra_gone() || (hd_ft_on(s) && hd_prte_gone()))
             orphaned(s);
-        hd_stopped_look(s, slept != 0);
-        if (hd_ft_on(s) && (look_further(s) | is_remaking(s)) && superseded(s, now, slept))
+        hd_stopped_look(s);
+        if (hd_ft_on(s) && (look_further(s) | is_remaking(s)) && superseded(s, now))
             continue;
         hd_rec_beat();
         hd_rec_dump_failed();
         hd_stacks_answer();
         hd_hang_look(s);
-        look_at_comms(s, now, slept);
+        look_at_comms(s, now);
     }
+    hd_now_watched(-1);
     free(fds);
     return NULL;
 }
