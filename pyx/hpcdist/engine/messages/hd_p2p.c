@@ -311,6 +311,19 @@ static int other_dtype(hd_job *j)
     return 0;
 }
 
+/* With j->message.mu held: a message of another dtype waits. It may have come after this one's own,
+ * which is longer and still on its way: MPI cancels no receive that has matched. */
+static void end_unless_matched(hd_job *j)
+{
+    if (end_request(j, PATIENCE)) {
+        finish(j);
+        return;
+    }
+    free(j->text);
+    j->text = NULL;
+    j->code = HD_OK;
+}
+
 static int closed(const hd_comm *c)
 {
     return __atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) == HD_COMM_CLOSED;
@@ -394,8 +407,10 @@ int hd_p2p_wait(hd_job *j, double seconds, int interruptible)
                 if (test_locked(j)) {
                 } else if (closed(c)) {
                     end_closed(j);
-                } else if ((j->kind == HD_RECV && other_dtype(j)) || hd_peer_gone(j) ||
-                           hd_peer_closed(j)) {
+                } else if (j->kind == HD_RECV && !j->message.recalled && !hd_message_matched(j) &&
+                           other_dtype(j)) {
+                    end_unless_matched(j);
+                } else if (hd_peer_gone(j) || hd_peer_closed(j)) {
                     end_request(j, PATIENCE);
                     finish(j);
                 } else if (expired(j)) {
