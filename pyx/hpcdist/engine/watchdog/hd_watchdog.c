@@ -220,7 +220,7 @@ static void lose(hd_session *s, int slot)
 /* Deaths on other nodes, and groups that were made while the session broke. 1: it is broken. */
 static int look_further(hd_session *s)
 {
-    if (!s->page || s->node_n < s->size)
+    if (!s->page || s->node_n < s->size || s->pidfd[s->slot] == UNSEEN)
         hd_ft_look(s);
     if (!hd_session_broken(s) && !hd_ft_told(s))
         return 0;
