@@ -196,9 +196,9 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
         left = max(options.end - time.monotonic(), 0.001)  # the wait for other threads counts
         within = seconds if left > 0.99 * seconds else left
         comm = options.parent.create_group(
-            list(options.parent_ranks), options.group_id, within, met=options.met
+            list(options.parent_ranks), options.group_id, within, met=options.met, check=check
         )
-        comm.timeout, comm.check = seconds, check
+        comm.timeout = seconds
         return comm
     if options.global_ranks_in_group:
         raise DistBackendError(

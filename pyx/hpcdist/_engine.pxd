@@ -383,7 +383,7 @@ cdef extern from "hd_exit.h" nogil:
 
 cdef extern from "hd_comm_life.h" nogil:
     int hd_comm_open(MPI_Comm, hd_session*, const char*, double, int, hd_comm**, char*, size_t)
-    int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, int*, hd_comm**, char*, size_t)
+    int hd_comm_create_group(hd_comm*, const int*, int, int, const char*, double, int, int*, hd_comm**, char*, size_t)
     int hd_comm_enter(hd_comm*, int)
     void hd_comm_exit(hd_comm*)
     void hd_comm_close(hd_comm*, int)

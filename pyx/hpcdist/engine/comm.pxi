@@ -55,7 +55,7 @@ cdef class Comm:
         # any width and sign: mpi4py passes MPICH's negative int handles as unsigned 64 bit numbers
         return open_root(comm_from_int(<size_t> (int(handle) & 0xFFFFFFFFFFFFFFFF)), name, timeout, check, within)
 
-    def create_group(self, ranks, str name, double timeout, int tag=0, list met=None):
+    def create_group(self, ranks, str name, double timeout, int tag=0, list met=None, check=None):
         """Makes a communicator of some ranks; only they call it.
 
         Parameters
@@ -70,6 +70,8 @@ cdef class Comm:
             Separates groups that different threads make at the same time.
         met : list, optional
             Gets the name as soon as all members have agreed to make the group, whatever is raised then.
+        check : int, optional
+            The level of the new group's entry check, the same on all members. Default: this one's.
 
         Returns
         -------
@@ -78,9 +80,9 @@ cdef class Comm:
         Raises
         ------
         DistTimeoutError, DistMismatchError
-            A member did not call it in time; the members named different lists.
+            A member did not call it in time; the members named different lists, or levels.
         """
-        return some_of(self, ranks, name, timeout, tag, met)
+        return some_of(self, ranks, name, timeout, tag, met, check)
 
     def leave_handler(self):
         """Refuses to be destroyed in a signal handler that runs while this thread waits in the group.

@@ -35,7 +35,7 @@ cdef Comm open_root(MPI_Comm from_, str name, double timeout, int check, object 
     return comm
 
 
-cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag, list met):
+cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag, list met, object check):
     """Makes a communicator of some ranks of the parent: see Comm.create_group."""
     cdef int n = len(ranks), i
     cdef int* members = <int*> malloc((n + 1) * sizeof(int))
@@ -50,14 +50,16 @@ cdef Comm some_of(Comm parent, object ranks, str name, double timeout, int tag, 
             raise ValueError(f"ranks {tuple(ranks)} must be distinct and include this rank, {parent.c.rank}")
         enter(parent.c, True)
         try:
-            return made_of(parent.c, members, n, name, timeout, tag, met)
+            return made_of(parent.c, members, n, name, timeout, tag, met, parent.c.check if check is None else check)
         finally:
             hd_comm_exit(parent.c)
     finally:
         free(members)
 
 
-cdef Comm made_of(hd_comm* parent, const int* members, int n, str name, double timeout, int tag, list met):
+cdef Comm made_of(
+    hd_comm* parent, const int* members, int n, str name, double timeout, int tag, list met, int check
+):
     """The same, between enter() and hd_comm_exit()."""
     cdef char text[512]
     text[0] = 0
@@ -67,7 +69,9 @@ cdef Comm made_of(hd_comm* parent, const int* members, int n, str name, double t
     encoded = name.encode()
     cdef const char* cname = encoded
     with nogil:
-        code = hd_comm_create_group(parent, members, n, tag, cname, timeout, &have_met, &made, text, sizeof(text))
+        code = hd_comm_create_group(
+            parent, members, n, tag, cname, timeout, check, &have_met, &made, text, sizeof(text)
+        )
     if have_met and met is not None:
         met.append(name)
     if code:

@@ -346,8 +346,8 @@ static int is_vain(const hd_comm *p)
     return __atomic_load_n(&p->closing, __ATOMIC_ACQUIRE) ? HD_ROLL_CLOSED : 0;
 }
 
-static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const char *name,
-                         double timeout, int *met, hd_comm **out, char *text, size_t room)
+static int assemble(hd_comm *p, const int *ranks, int n, int tag, const char *name, double timeout,
+                    int check, int *met, hd_comm **out, char *text, size_t room)
 {
     hd_roll roll = {.mpi = p->mpi,
                     .session = p->session,
@@ -357,7 +357,7 @@ static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const cha
                     .rank = p->rank,
                     .tag = ROLL_TAG(tag * 2),
                     .list = hd_hash_text(name),
-                    .level = p->check,
+                    .level = check,
                     .desk = hd_desk_of(p),
                     .until = hd_until(timeout),
                     .vain = is_vain,
@@ -389,7 +389,7 @@ static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const cha
     hd_graves_visit(p->session);
     if ((code = make_group(p, ranks, n, roll.uid, &made, name, text, room)))
         return code;
-    code = open_comm(made, p->session, &(birth){p, ranks, roll.uid}, name, timeout, p->check, out,
+    code = open_comm(made, p->session, &(birth){p, ranks, roll.uid}, name, timeout, check, out,
                      text, room);
     if (code == HD_OK)
         (*out)->node_limit = p->node_limit;
@@ -397,7 +397,7 @@ static int meet_and_make(hd_comm *p, const int *ranks, int n, int tag, const cha
 }
 
 int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const char *name,
-                         double timeout, int *met, hd_comm **out, char *text, size_t room)
+                         double within, int check, int *met, hd_comm **out, char *text, size_t room)
 {
     hd_session *s = p->session;
     int code;
@@ -409,7 +409,7 @@ int hd_comm_create_group(hd_comm *p, const int *ranks, int n, int tag, const cha
                  name);
         return code;
     }
-    code = meet_and_make(p, ranks, n, tag, name, timeout, met, out, text, room);
+    code = assemble(p, ranks, n, tag, name, within, check, met, out, text, room);
     if (hd_ft_on(s))
         hd_making_end(s);
     return code;

@@ -18,7 +18,8 @@ int hd_comm_open_part(hd_comm *parent, MPI_Comm made, const int *ranks, const ch
                       double timeout, int check, hd_comm **out, char *text, size_t room);
 /* *met: all members have agreed to make the group, also where an error follows. */
 int hd_comm_create_group(hd_comm *parent, const int *ranks, int n, int tag, const char *name,
-                         double timeout, int *met, hd_comm **out, char *text, size_t room);
+                         double timeout, int check, int *met, hd_comm **out, char *text,
+                         size_t room);
 void hd_comm_release(hd_comm *c); /* the last Python owner has gone */
 int hd_comm_free(hd_comm *c, int drained, enum hd_parting how);
 /* 1: nothing is in flight; 0 also if MPI is not up. */

@@ -130,8 +130,8 @@ void hd_roll_explain(const hd_reason *reason, char *text, size_t room)
         return;
     case HD_ROLL_LEVELS:
         hd_say(&t,
-               "rank %d has entry check level %d, rank %d has %d; give HPCDIST_CHECK the same "
-               "value on all ranks",
+               "rank %d has entry check level %d, rank %d has %d; give HPCDIST_CHECK, or "
+               "MPIOptions(check=...), the same value on all ranks",
                reason->than, reason->levels[0], reason->who, reason->levels[1]);
         return;
     }
