@@ -30,9 +30,8 @@ def main() -> None:
     dist.all_reduce(tensor)
     if dist.get_rank() == 1:
         time.sleep(0.3)
-        ctypes.string_at(
-            0
-        )  # the first process of a namespace cannot send itself a signal that kills
+        # No signal of its own kills the first process of a namespace.
+        ctypes.string_at(0)
     try:
         dist.all_reduce(tensor)
     except dist.DistError as error:
