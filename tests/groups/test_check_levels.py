@@ -1,0 +1,23 @@
+"""The level of a new group's entry check is the same on all its members."""
+
+from __future__ import annotations
+
+import pytest
+from group_cases import place, sum_over
+
+import hpcdist as dist
+from hpcdist import MPIOptions
+from hpcdist.testing import parallel_assert, parallel_raises
+
+pytestmark = [pytest.mark.ranks, pytest.mark.mpi(min_size=2)]
+
+
+@pytest.mark.parametrize(("usual", "odd"), [("on", "off"), ("full", "on")])
+def test_members_of_other_check_levels_are_refused(usual, odd):
+    rank, size = place()
+    options = MPIOptions(check=odd if rank == size - 1 else usual)
+    with parallel_raises(dist.DistMismatchError, match="entry check level"):
+        dist.new_group(pg_options=options)
+    group = dist.new_group(pg_options=MPIOptions(check=odd))
+    parallel_assert(sum_over(group) == size * (size - 1) // 2)
+    dist.destroy_process_group(group)
