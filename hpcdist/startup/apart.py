@@ -42,10 +42,23 @@ def _space(process: str, shm: Path) -> Space:
     return found[0], found[1]
 
 
+def text_of(path: str) -> str:
+    """Return the text of a file of /proc.
+
+    Names in it are bytes: the kernel cuts a process's after 15, within a character too.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    return Path(path).read_text(errors="replace")
+
+
 def stat_of(process: int | str) -> list[str]:
     """Return the fields of a process from its state on (3 in proc(5)); [] if it cannot be seen."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return text_of(f"/proc/{process}/stat").rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -53,7 +66,7 @@ def stat_of(process: int | str) -> list[str]:
 def comm_of(pid: int) -> str:
     """Return the name of a process; empty if it cannot be seen."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text()
+        return text_of(f"/proc/{pid}/comm")
     except OSError:
         return ""
 

@@ -222,8 +222,8 @@ class Watch:
         """Return the ranks that have arrived on this node."""
         begin = f"@{self._name('')}"
         found: dict[int, Arrived] = {}
-        with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
-            for line in lines:
+        with contextlib.suppress(OSError):
+            for line in apart.text_of("/proc/net/unix").split("\n"):
                 name = line.rpartition(" ")[2].strip()
                 if name.startswith(begin) and "/start/" in name:
                     rank, _, local_rank, pids, shm = name[len(begin) :].split("/")
@@ -306,7 +306,7 @@ def _children(pid: int) -> list[str]:
 
 def _rank_of(pid: str) -> int | None:
     """Return the rank of a running process; None for others."""
-    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+    if apart.text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] == "Z":
         return None
     for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
         if entry.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")):
@@ -371,7 +371,7 @@ def _claim_rank(job: str, rank: int | None) -> None:
     name = f"hpcdist-{job}/{rank}"
     if _claim is None:
         _claim = _bind(name)
-    if _claim is None and f"@{name}\n" in Path("/proc/net/unix").read_text():
+    if _claim is None and f"@{name}\n" in apart.text_of("/proc/net/unix"):
         raise DistBackendError(
             f"another process has started MPI as rank {rank} of this job; this one (pid "
             f"{os.getpid()}, a child of {os.getppid()}) inherited that rank's variables, and MPI "

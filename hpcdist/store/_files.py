@@ -53,7 +53,7 @@ def file_system(path: str) -> str:
     wanted = os.stat(path).st_dev
     device = f"{os.major(wanted)}:{os.minor(wanted)}"
     try:
-        with open("/proc/self/mountinfo") as mounts:
+        with open("/proc/self/mountinfo", errors="replace") as mounts:
             for line in mounts:
                 fields = line.split()
                 if fields[2] == device:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from mpis import OPEN_MPI
 from patience import patience
 
 from hpcdist import launchers
+from hpcdist.startup import apart, attendance
 from hpcdist.startup.attendance import Arrived, Watch
 
 pytestmark = pytest.mark.jobs
@@ -162,3 +164,22 @@ def test_ranks_with_a_dev_shm_each_are_told_if_they_are_those_of_one_node(
     watch._launch = launchers.Launch("mpirun", 0, 4, 0, local_size)
     watch._here = lambda: ranks[here]
     assert watch._waits_for_ever() == says
+
+
+def test_names_that_are_no_text_are_read(monkeypatch):
+    """The kernel cuts a script's name after 15 bytes, and anyone's socket may have any bytes."""
+    own = Path("/proc/self/comm")
+    before = own.read_bytes()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(f"\0hpcdist test {os.getpid()} ".encode() + b"\xd0")
+        try:
+            own.write_bytes("обучение".encode()[:15])
+            assert apart.comm_of(os.getpid()).startswith("обучени")
+            assert apart.stat_of("self")[1] == str(os.getppid())
+            attendance._rank_of("self")
+            assert Watch(5)._here() == {}
+            monkeypatch.setattr(attendance, "_claim", None)
+            monkeypatch.setattr(attendance, "_bind", lambda name: None)
+            attendance._claim_rank("none", 0)
+        finally:
+            own.write_bytes(before.strip())

@@ -10,6 +10,7 @@ from store_kills import kill_writers
 
 import hpcdist
 from hpcdist import DistStoreError
+from hpcdist.store import _files as files
 from hpcdist.store import _journal as journal
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
@@ -109,3 +110,14 @@ def test_a_handlers_exception_in_the_middle_of_a_record(folder, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         writer.append("key", "5")
     assert writer.get("key") == reader.get("key") == b"012345"
+
+
+def test_the_file_system_is_known_beside_mounts_whose_names_are_no_text(tmp_path, monkeypatch):
+    at = os.stat(tmp_path).st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(
+        b"30 1 0:99 / /media/caf\xe9 rw - vfat /dev/sdb1 rw\n"
+        + f"31 1 {os.major(at)}:{os.minor(at)} / /home rw - nfs4 server:/home rw\n".encode()
+    )
+    monkeypatch.setattr(files, "open", lambda _, **how: open(mounts, **how), raising=False)
+    assert files.file_system(str(tmp_path)) == "nfs4"
