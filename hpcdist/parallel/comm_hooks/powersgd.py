@@ -22,10 +22,10 @@ from hpcdist.parallel.comm_hooks._future import Stages
 from hpcdist.parallel.comm_hooks.default import average
 from hpcdist.parallel.comm_hooks.powersgd_feedback import Feedback, layout_of
 from hpcdist.parallel.comm_hooks.powersgd_state import Layout, PowerSGDState
+from hpcdist.parallel.comm_hooks.powersgd_undo import by_qr
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 
 API = counting("powerSGD_hook", "step")
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -49,6 +49,8 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     -----
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook``, whose numbers it gives
     for the same seed; Vogels et al. 2019, arXiv:1905.13727.
+    After a step in which a matrix was zero on all ranks, its Q is drawn anew; with torch's all
+    later averages of it are zero or NaN.
     """
     check_state(state, PowerSGDState, API)
     buffer = dense_buffer(bucket, API)
@@ -110,7 +112,7 @@ def orthogonalize(matrices: torch.Tensor, epsilon: float = 0) -> None:
         Added to the norm of each column. With 0 a column of zeros stays zero.
     """
     columns = matrices.shape[2]
-    if columns > 2 and matrices.dtype not in _HALVES:
+    if by_qr(matrices):
         matrices.copy_(torch.linalg.qr(matrices)[0])
         return
     for i in range(columns):
@@ -161,14 +163,6 @@ def _memory(
     if state.warm_start:
         state.p_memory_dict[index], state.q_memory_dict[index] = p, q
     return p, q, True
-
-
-def _draw(state: PowerSGDState, qs: list[torch.Tensor]) -> None:
-    """Fill each Q with normal numbers, the same on all ranks, whatever the global generator."""
-    generator = torch.Generator()
-    generator.manual_seed(int(state.rng.randint(1_000_000_000)))
-    for q in qs:
-        q.copy_(torch.randn(q.shape, generator=generator, dtype=q.dtype))
 
 
 def _batches(state: PowerSGDState, matrices: list[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -241,7 +235,7 @@ def _by_matrix(
     ps = list(map(torch.Tensor.view, p_memory.split(p_sizes), p_shapes))
     qs = list(map(torch.Tensor.view, q_memory.split(q_sizes), q_shapes))
     if fresh:
-        _draw(state, qs)
+        state._draw(qs)
     for q in qs:
         orthogonalize(q, state.orthogonalization_epsilon)
     for batch, p, q in zip(batches, ps, qs, strict=True):
@@ -260,6 +254,7 @@ def _by_matrix(
     if qs:
         yield _averaged(state, q_memory)
         state._see(q_memory)
+        state._see_q(qs)
     for same, p, q in zip(groups, ps, qs, strict=True):
         for matrix, approximation in zip(same, torch.bmm(p, q.transpose(1, 2)), strict=True):
             matrix.copy_(approximation)
@@ -286,7 +281,7 @@ def _as_square(
     p_memory, q_memory, fresh = _memory(state, index, buffer, side * rank, side * rank, [])
     p, q = p_memory.view(1, side, rank), q_memory.view(1, side, rank)
     if fresh:
-        _draw(state, [q[0]])
+        state._draw([q[0]])
     orthogonalize(q)
     torch.bmm(matrix, q, out=p)
     yield _averaged(state, p_memory)
@@ -295,6 +290,7 @@ def _as_square(
     torch.bmm(matrix.transpose(1, 2), p, out=q)
     yield _averaged(state, q_memory)
     state._see(q_memory)
+    state._see_q([q])
     torch.bmm(p, q.transpose(1, 2), out=matrix)
     feedback.sent(square)
     buffer.copy_(square[:count])

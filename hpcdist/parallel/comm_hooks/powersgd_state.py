@@ -210,6 +210,8 @@ class PowerSGDState(Counting):
         super()._count_step()
         if self._before is not None and not self._before.finite:
             self._undo()
+        if self._before is not None:
+            self._before.redraw(self._draw)
         self._before = None
         if self.iter == self.start_powerSGD_iter:
             _log.info("PowerSGD starts after %d steps", self.iter)
@@ -250,6 +252,19 @@ class PowerSGDState(Counting):
         """Look at what a pass has averaged: one that is not finite leaves nothing behind."""
         if self._before is not None:
             self._before.see(averages)
+
+    def _see_q(self, qs: list[torch.Tensor]) -> None:
+        """Look at the Q that the next pass begins with: its columns of zeros are drawn anew."""
+        if self._before is not None and self.warm_start:
+            for q in qs:
+                self._before.see_q(q)
+
+    def _draw(self, qs: list[torch.Tensor]) -> None:
+        """Fill each Q with normal numbers, the same on all ranks, whatever the global generator."""
+        generator = torch.Generator()
+        generator.manual_seed(int(self.rng.randint(1_000_000_000)))
+        for q in qs:
+            q.copy_(torch.randn(q.shape, generator=generator, dtype=q.dtype))
 
     def _undo(self) -> None:
         before, self._before = self._before, None

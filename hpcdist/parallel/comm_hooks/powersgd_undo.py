@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def by_qr(matrices: torch.Tensor) -> bool:
+    """Whether their columns are made orthonormal by QR, which makes unit columns of zeros."""
+    return matrices.shape[2] > 2 and matrices.dtype not in _HALVES
 
 
 class Memory(Protocol):
@@ -37,6 +45,7 @@ class Before:
         self._errors: dict[int, torch.Tensor | None] = {}
         self._qs: dict[int, torch.Tensor | None] = {}
         self._finite: list[torch.Tensor] = []
+        self._zeros: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def see(self, averages: torch.Tensor) -> None:
         """Look at averages of the pass, the same on all ranks; does not wait for a GPU."""
@@ -46,6 +55,24 @@ class Before:
     def finite(self) -> bool:
         """Whether all averages of the pass are; the same on all ranks."""
         return all(map(bool, self._finite))
+
+    def see_q(self, q: torch.Tensor) -> None:
+        """Look for columns of zeros in a Q that the next pass begins with; does not wait either.
+
+        A matrix that was zero on all ranks leaves them, and with them its products of all later
+        passes would be zero: it would never be sent again.
+        """
+        if by_qr(q):
+            return
+        zero = (q == 0).all(1, keepdim=True)
+        self._zeros.append((q, zero, zero.any()))
+
+    def redraw(self, draw: Callable[[list[torch.Tensor]], None]) -> None:
+        """Draw the columns of zeros anew, the same on all ranks."""
+        for q, zero, some in self._zeros:
+            if some:
+                draw([drawn := torch.empty_like(q)])
+                q.copy_(torch.where(zero, drawn, q))
 
     def keep_error(self, index: int, error: torch.Tensor | None) -> None:
         """Keep the error of a bucket, which is about to be replaced."""

@@ -36,6 +36,17 @@ class Net(nn.Module):
         return loss
 
 
+class Matrix(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(16, 16, dtype=dtype))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.matrix * gradient).sum()
+
+
 def waiting(hook: Any) -> Any:
     """A hook of a user's, which waits for each bucket before the next one."""
 
@@ -114,3 +125,31 @@ def test_a_rank_that_is_done_keeps_its_error_too(wrapper: str) -> None:
     parallel_assert(torch.equal(before[1], after[1]), "the error of the unused one has changed")
     if dist.get_world_size() > 1:
         parallel_assert(not torch.equal(before[2], after[2]), "the error of the used one was kept")
+
+
+@pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "no feedback"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["single", "half"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("hook", [hooks.powerSGD_hook, hooks.batched_powerSGD_hook])
+def test_a_matrix_of_zeros_is_sent_once_it_is_none(
+    hook: Any, rank: int, dtype: torch.dtype, feedback: bool
+) -> None:
+    """In the first compressed step, or without error feedback in any."""
+    model = dist.DistributedDataParallel(Matrix(dtype))
+    state = hooks.PowerSGDState(None, rank, 2, use_error_feedback=feedback)
+    model.register_comm_hook(state, hook)
+    gradient = torch.randn(16, 16, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    for step in range(6):
+        model.zero_grad()
+        zero = step == (2 if feedback else 4)
+        model(gradient * (not zero)).backward()
+        averages = model.module.matrix.grad
+        parallel_assert(bool(averages.any()) != zero, f"step {step}")
+        parallel_assert(gathered_equal(averages), f"step {step}: the ranks have different averages")
+
+
+def gathered_equal(tensor: torch.Tensor) -> bool:
+    """Whether all ranks have the same bits."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return all(torch.equal(part, tensor) for part in parts)
