@@ -140,7 +140,8 @@ class Keeper:
         """
         try:
             self._meet()
-            well = self._write(step, own, shards)
+            # gathered, for a rank that has died has no say in what is agreed, nor a file
+            well = all(gathered(self._write(step, own, shards)))
         except DistError as error:
             if not self._is_death(error):
                 raise

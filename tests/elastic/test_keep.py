@@ -121,6 +121,28 @@ def test_without_room_the_commit_before_stays(made, monkeypatch, caplog):
     check(made().find(), 4)
 
 
+def test_a_commit_that_a_dead_rank_has_not_written_does_not_count(made, monkeypatch):
+    """The living agree without it; the commit before is the only whole one, and stays."""
+    keeper = made()
+    keeper.find()
+    for step in (1, 2):
+        parallel_assert(write(keeper, step))
+    last = dist.get_rank() == dist.get_world_size() - 1
+
+    def died(*_):
+        raise dist.DistError("a rank has died")
+
+    for step in (3, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper, "_is_death", lambda error: True)
+            patch.setattr(keeper, "_agree", lambda flag: flag)  # of the living
+            if last:
+                patch.setattr(keeper, "_write", died)
+            patch.setattr(keep, "gathered", died)
+            parallel_assert(not keeper.keep(step, own(step), []))
+    check(made().find(), 2)
+
+
 def test_two_starts_do_not_mix(made):
     """The first died with half of commit 2 written, and the second with the other half."""
     keeper = made()
