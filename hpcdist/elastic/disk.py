@@ -23,8 +23,10 @@ from typing import Any
 import torch
 
 from hpcdist import codec, log
+from hpcdist.elastic.deaths import is_death
 from hpcdist.elastic.exchange import gathered
 from hpcdist.elastic.keep import Found
+from hpcdist.errors import DistError
 from hpcdist.groups.world import world
 from hpcdist.parallel.host import on_cpu
 
@@ -87,7 +89,14 @@ class Disk:
             problem = f"{type(error).__name__}: {error}"
         if problem:
             _log.warning("the commit of step %d is not kept in %s: %s", step, part, problem)
-        well = self._agree(not problem)
+        try:
+            # gathered, for a rank that has died has no say in what is agreed, nor a file
+            well = all(gathered(not problem))
+        except DistError as error:
+            if not is_death(error):
+                raise
+            well = False
+        well = self._agree(well)
         named = self._name(step, part, whole) if rank == 0 and well else True
         return self._agree(named) and well
 

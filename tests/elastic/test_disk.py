@@ -11,7 +11,7 @@ import torch
 from torch.distributed import checkpoint
 
 import hpcdist as dist
-from hpcdist.elastic import State, elastic
+from hpcdist.elastic import State, disk, elastic
 from hpcdist.elastic.disk import Disk, _claimed, _load, _save
 from hpcdist.elastic.exchange import gathered
 from hpcdist.optim import ZeroRedundancyOptimizer
@@ -173,10 +173,25 @@ def test_a_folder_that_cannot_be_written_is_a_warning(folder, caplog):
     if dist.get_rank() == 0:
         open(blocked, "w").close()
     dist.barrier()
-    disk = Disk(blocked, agreed)
-    parallel_assert(disk.find() is None)
-    parallel_assert(not disk.keep(2, {"parts": {}}, {}))
+    one = Disk(blocked, agreed)
+    parallel_assert(one.find() is None)
+    parallel_assert(not one.keep(2, {"parts": {}}, {}))
     parallel_assert("is not kept in" in caplog.text)
+
+
+def test_a_commit_that_a_dead_rank_has_not_written_gets_no_name(folder, monkeypatch):
+    """The living agree without it."""
+    one = Disk(folder, agreed)
+    parallel_assert(one.keep(2, {"parts": {}}, {}))
+
+    def died(thing):
+        raise dist.DistError("a rank has died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "is_death", lambda error: True)
+        patch.setattr(disk, "gathered", died)
+        parallel_assert(not one.keep(4, {"parts": {}}, {}))
+    parallel_assert(one.find().step == 2)
 
 
 def test_what_comes_back(tmp_path):
