@@ -77,7 +77,8 @@ class Disk:
         rank, size = world.comm.rank, world.comm.size
         part, whole = self._folder / f"step-{step}.part", self._folder / f"step-{step}"
         if rank == 0:
-            shutil.rmtree(part, ignore_errors=True)
+            for old in self._folder.glob("step-*.part"):  # also of a job that died in it
+                shutil.rmtree(old, ignore_errors=True)
         self._agree(True)  # nobody writes before that
         if rank:  # rank 0's are the same
             own = own | {"parts": {}}

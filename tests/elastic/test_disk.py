@@ -194,6 +194,15 @@ def test_a_commit_that_a_dead_rank_has_not_written_gets_no_name(folder, monkeypa
     parallel_assert(one.find().step == 2)
 
 
+def test_what_a_dead_job_has_half_written_goes(folder):
+    parallel_assert(Disk(folder, agreed).keep(2, {"parts": {}}, {}))
+    if dist.get_rank() == 0:
+        (Path(folder) / "step-3.part" / "rank-0").mkdir(parents=True)
+    dist.barrier()
+    parallel_assert(Disk(folder, agreed).keep(4, {"parts": {}}, {}))
+    parallel_assert(sorted(os.listdir(folder)) == ["step-2", "step-4"], os.listdir(folder))
+
+
 def test_what_comes_back(tmp_path):
     thing = {
         "a": torch.arange(3.0).to(torch.bfloat16), 1: torch.tensor(True), "1": torch.zeros(0, 2),
