@@ -55,6 +55,31 @@ def test_the_average_is_over_all_shares(count):
         parallel_assert(model.require_backward_grad_sync)
 
 
+class Views(torch.nn.Module):
+    """Autograd gives both parameters views of one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Parameter(torch.zeros(1024, 1024))
+        self.flat = torch.nn.Parameter(torch.zeros(1 << 20))  # a piece of what is sent at once
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * (self.rows.view(-1) + self.flat.view(-1))).sum()
+
+
+def test_gradients_in_one_memory_are_averaged_each():
+    module = Views()
+    model = DDP(module)
+    state = with_shares(State(model=model), 5)
+    for step in elastic(state, 1, keep_batch=True):
+        with step:
+            for share in step.shares():
+                model(torch.full((1 << 20,), 1.0 + share)).backward()
+            found = [p.grad.unique().tolist() for p in module.parameters()]
+            parallel_assert(found == [[3.0], [3.0]], f"{found}")
+            parallel_assert(module.rows.grad.data_ptr() != module.flat.grad.data_ptr())
+
+
 def test_models_may_have_parameters_in_common():
     module = linear()
     first, second = DDP(torch.nn.Sequential(module)), DDP(torch.nn.Sequential(module))

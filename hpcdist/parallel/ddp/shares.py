@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hpcdist._graph import overlapping
 from hpcdist._ops import ReduceOp
 from hpcdist.groups.world import world
 from hpcdist.parallel import ordered
@@ -119,7 +120,14 @@ class Apart:
             parameter.grad = gradient
 
     def stop(self) -> None:
-        """Put the gradients of this share aside."""
+        """Put the gradients of this share aside.
+
+        Parameters that take part through views of the same shape are given views of one gradient,
+        into which several averages would be written.
+        """
+        for place in overlapping([parameter.grad for parameter in self._parameters]):
+            shared = self._parameters[place].grad
+            self._parameters[place].grad = None if shared is None else shared.clone()
         row: _Gradients = []
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad
