@@ -43,6 +43,10 @@ class Commit:
     alone : frozenset of str or None
         Parts of which the ranks have different copies, see :mod:`hpcdist.elastic.alone`; None where
         no part is looked at for that.
+    modes : list of tuple
+        Modules, and whether each was in training mode on this rank. A step that fails in a
+        validation leaves them in evaluation mode, and the repeated one would train so. Empty on a
+        former spare until its next commit: its program is at its beginning.
     """
 
     parts: dict[str, Any]
@@ -55,6 +59,13 @@ class Commit:
     others: dict[int, Any] = field(default_factory=dict)
     step: int = -1
     alone: frozenset[str] | None = None
+    modes: list[tuple[torch.nn.Module, bool]] = field(default_factory=list)
+
+    def put_modes_back(self) -> None:
+        """Put the modules into their modes, each alone: some do more in ``train()``; local."""
+        for module, training in self.modes:
+            if module.training != training:
+                module.training = training
 
     def divide(self, parts: Mapping[str, Part | Shards]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return of the parts what all ranks have, and what this rank alone has.
@@ -88,6 +99,12 @@ class Commit:
     def copy_to_neighbours(self, parts: Mapping[str, Part | Shards], copies: int) -> None:
         """Give the next ranks what this one alone has; all ranks must call it."""
         self.copies = spread(packed(self.own(parts)), copies)
+
+
+def modes_of(parts: Mapping[str, Part | Shards]) -> list[tuple[torch.nn.Module, bool]]:
+    """Return what :attr:`Commit.modes` is to be; local."""
+    found = [part.modules() for part in parts.values() if not isinstance(part, Shards)]
+    return [(m, m.training) for modules in found for each in modules for m in each.modules()]
 
 
 def shares_of(own: Mapping[str, Any]) -> dict[int, Any]:

@@ -14,7 +14,7 @@ from hpcdist.elastic import handover, refusals
 from hpcdist.elastic.alone import names_of
 from hpcdist.elastic.archive import Archive, contents, put_back
 from hpcdist.elastic.batch import Batch
-from hpcdist.elastic.commit import Commit
+from hpcdist.elastic.commit import Commit, modes_of
 from hpcdist.elastic.deaths import is_death
 from hpcdist.elastic.exchange import gathered
 from hpcdist.elastic.parts import Part, RandomNumbers, part_of
@@ -348,6 +348,7 @@ class State:
             put_back_all(self.parts, commit.parts, self.rebuild)
         self.set_values(commit.values)
         self.random.restore(commit.random)
+        commit.put_modes_back()
         self.batch.put_back(commit)
 
     def set_values(self, values: dict[str, Any]) -> None:
@@ -365,7 +366,10 @@ class State:
         self.batch.spread()
         live, others = self.batch.live, dict(self.batch.others)
         mine = self._alone()
-        return Commit(parts, values, random, size, places, live=live, others=others, alone=mine)
+        return Commit(
+            parts, values, random, size, places, live=live, others=others, alone=mine,
+            modes=modes_of(self.parts),
+        )  # fmt: skip
 
     def _alone(self) -> frozenset[str] | None:
         """Return the names of the parts that differ between ranks; all ranks must call it.

@@ -233,3 +233,18 @@ def beside() -> dict:
 def test_what_cannot_be_averaged_by_shares_is_refused_at_the_start(make, says):
     with parallel_raises(ValueError, match=f"keep_batch=True: .*{says}"):
         next(iter(elastic(State(**make()), 1, keep_batch=True)))
+
+
+def test_modes_of_modules_are_rolled_back_each():
+    """A death in a validation: the repeated step trained as one evaluates."""
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.BatchNorm1d(3))
+    frozen = model[1].eval()
+    state = State(model=model)
+    state.committed = state._take()
+    model.eval()
+    state.rollback()
+    parallel_assert((model.training, model[0].training, frozen.training) == (True, True, False))
+    frozen.train()
+    model[0].eval()
+    state.rollback()
+    parallel_assert((model.training, model[0].training, frozen.training) == (True, True, False))
