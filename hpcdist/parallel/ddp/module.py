@@ -205,6 +205,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             )
             self.require_backward_grad_sync = True
             self.require_forward_param_sync = True
+            self._generation = self.process_group.members.generation
             self._delayed_parameters = list(delay_all_reduce_named_params or ())
             self._delay_trigger = param_to_hook_all_reduce
             self.parameters_to_ignore = set(
@@ -423,6 +424,10 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         bool
             False also if the module has none.
         """
+        generation = self.process_group.members.generation
+        if generation != self._generation:
+            # a forward failed on some ranks, and a former spare has made none: all begin anew
+            self._generation, self.require_forward_param_sync = generation, True
         return (
             self.require_forward_param_sync
             and self.forward_sync_buffers

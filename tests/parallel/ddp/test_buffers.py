@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -232,3 +233,18 @@ def test_forwards_of_the_same_buffers_digest_their_shapes_once(
         model(torch.ones(1, 2)).sum().backward()
     parallel_assert(len(seen) == before + 2, f"{seen}")
     sync._digest.cache_clear()
+
+
+def test_all_ranks_copy_buffers_in_the_first_forward_after_a_death() -> None:
+    """They differ in whether they would: some had a forward that failed, a former spare none."""
+    group = dist.new_group()
+    model, x = DDP(normed(nn.BatchNorm1d), process_group=group), torch.ones(3, 4)
+    model(x).sum().backward()
+    with torch.no_grad():
+        model(x)
+    parallel_assert(not model.will_sync_module_buffers())
+    group.members = replace(group.members, generation=group.members.generation + 1)
+    parallel_assert(model.will_sync_module_buffers())
+    with torch.no_grad():
+        model(x)
+    parallel_assert(not model.will_sync_module_buffers())
