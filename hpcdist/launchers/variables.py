@@ -18,6 +18,8 @@ MASTER = ("MASTER_ADDR", "MASTER_PORT")
 #: The variable that lists which of them hpcdist has set, and to what: "RANK=1,WORLD_SIZE=4". A job
 #: that is started inside another one inherits all of them, and replaces those.
 EXPORTED = "HPCDIST_EXPORTED"
+#: Names of launchers that may be srun, with a plugin that it does not name.
+_ANY_MANAGER = ("a PMIx process manager", "a PMI process manager")
 
 
 def of_launch(
@@ -40,16 +42,25 @@ def of_launch(
         Name to value. MASTER_ADDR is missing where the job may have several nodes, NODE_RANK
         where it is not known which one this is, MASTER_PORT always.
     """
+    # another launcher's processes see the step that started it, or its daemon on their node
+    slurm, task = launch.launcher.startswith("srun"), environ.get("SLURM_PROCID")
+    by_slurm = slurm or (launch.launcher in _ANY_MANAGER and task == str(launch.rank))
     node = None
     if launch.nodes == 1:
         node = 0
-    elif environ.get("SLURM_NODEID", "").isdecimal() and "SLURM_STEP_NUM_TASKS" in environ:
+    elif (
+        by_slurm
+        and environ.get("SLURM_NODEID", "").isdecimal()
+        and "SLURM_STEP_NUM_TASKS" in environ
+    ):
         node = int(environ["SLURM_NODEID"])
     elif in_blocks and launch.rank is not None and launch.local_size:
         node = launch.rank // launch.local_size
     numbers = (launch.rank, launch.size, launch.local_rank, launch.local_size, node)
     found = {n: str(v) for n, v in zip(PLACE, numbers, strict=True) if v is not None}
-    host = "127.0.0.1" if launch.nodes == 1 else first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    host = first_host(environ.get("SLURM_STEP_NODELIST", "")) if by_slurm else ""
+    if launch.nodes == 1:
+        host = "127.0.0.1"
     return {**found, **({"MASTER_ADDR": host} if host else {})}
 
 

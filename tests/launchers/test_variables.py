@@ -43,8 +43,25 @@ def test_what_a_launcher_does_not_say_is_missing():
     assert of(OPEN_MPI) == PLACE
     assert of(OPEN_MPI, in_blocks=True) == PLACE | {"NODE_RANK": "1"}
     assert of(SLURM) == PLACE | {"NODE_RANK": "1", "MASTER_ADDR": "n07"}
+    unnamed = {name: value for name, value in SLURM.items() if name != "SLURM_MPI_TYPE"}
+    assert of(unnamed)["NODE_RANK"] == "1" and of(unnamed)["MASTER_ADDR"] == "n07"
     one = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
     assert of(one)["NODE_RANK"] == "0" and of(one)["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_slurms_step_is_not_the_job_under_another_launcher():
+    """Its daemon on the second node is a task of a step of its own, of that node alone."""
+    daemon = {
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_NODELIST": "n08",
+    }
+    assert of({**daemon, **OPEN_MPI}) == PLACE
+    assert of({**daemon, **OPEN_MPI}, in_blocks=True) == PLACE | {"NODE_RANK": "1"}
+    hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert of({**daemon, **hydra}) == PLACE
+    assert of({**daemon, "PMIX_RANK": "3"}) == {"RANK": "3"}
 
 
 @pytest.mark.parametrize(
