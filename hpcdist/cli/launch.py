@@ -135,7 +135,7 @@ def _build(
     env = _environment(starter, hosts, environ)
     command = starter.command(
         ranks,
-        [*_shim(starter), *program, *options.arguments],
+        [*_shim(starter, ranks, len(hosts) or starter.nodes(env)), *program, *options.arguments],
         hosts,
         bind=not options.no_bind,
         label=not options.no_label,
@@ -159,9 +159,10 @@ def _environment(
     return env
 
 
-def _shim(starter: commands.Starter) -> list[str]:
+def _shim(starter: commands.Starter, ranks: int, nodes: int) -> list[str]:
     """The program that sets RANK and the like on each rank, and becomes the user's."""
-    blocks = [] if isinstance(starter, commands.Srun) else ["--blocks"]
+    equal = not ranks % nodes  # else a batch job's last node gets fewer
+    blocks = ["--blocks"] if equal and not isinstance(starter, commands.Srun) else []
     return [sys.executable, "-IS", rank.__file__, *blocks]
 
 

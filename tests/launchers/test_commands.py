@@ -222,6 +222,20 @@ def test_launch_only_says_what_it_would_run(programs, capsys):
     assert "prepend" not in said and said.endswith("-m a.b -x\n")
 
 
+def test_nodes_of_a_batch_job_that_get_unequal_numbers_are_no_blocks(programs, capsys):
+    """The last rank of 3 + 2 was on the third of two nodes."""
+    make, env, monkeypatch = programs
+    monkeypatch.setattr(commands, "family", lambda: "mpich")
+    monkeypatch.setenv("PATH", env["PATH"])
+    make("mpirun", "HYDRA build details:")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    for ranks, blocks in (("4", True), ("5", False)):
+        assert run_launch("-n", ranks, "--launcher", "mpirun", "--dry-run", __file__) == 0
+        assert (f"{rank.__file__} --blocks " in capsys.readouterr().err) == blocks
+    assert run_launch("-n", "3", "--hosts", "a,b,c", "--dry-run", __file__) == 0
+    assert f"{rank.__file__} --blocks " in capsys.readouterr().err
+
+
 def test_launch_refuses_what_cannot_be(programs, capsys):
     assert run_launch("-n", "2", "nothing.py") == 2
     assert "no file nothing.py" in capsys.readouterr().err
