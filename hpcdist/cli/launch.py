@@ -85,12 +85,13 @@ def run(options: argparse.Namespace) -> int:
     except DistBackendError as error:
         print(f"hpcdist launch: {error}", file=sys.stderr)
         return 1
-    from hpcdist.cli import restarts  # loads torch; a plain launch needs none
-
     hosts = options.hosts
-    if options.max_restarts and isinstance(starter, commands.Srun) and not hosts:
-        nodes = restarts.hosts_of_allocation(os.environ)
-        hosts = tuple(nodes) if len(nodes) > 1 else ()
+    if options.max_restarts:
+        from hpcdist.cli import restarts  # loads torch; a plain launch needs none
+
+        if isinstance(starter, commands.Srun) and not hosts:
+            nodes = restarts.hosts_of_allocation(os.environ)
+            hosts = tuple(nodes) if len(nodes) > 1 else ()
     problem = _problem(options, hosts)
     if problem:
         print(f"hpcdist launch: {problem}", file=sys.stderr)

@@ -236,6 +236,16 @@ def test_nodes_of_a_batch_job_that_get_unequal_numbers_are_no_blocks(programs, c
     assert f"{rank.__file__} --blocks " in capsys.readouterr().err
 
 
+def test_a_plain_launch_loads_no_torch(programs):
+    make, env, monkeypatch = programs
+    monkeypatch.setattr(commands, "family", lambda: "mpich")
+    monkeypatch.setenv("PATH", env["PATH"])
+    make("mpirun", "HYDRA build details:")
+    monkeypatch.setitem(sys.modules, "hpcdist.cli.restarts", None)
+    monkeypatch.delattr("hpcdist.cli.restarts", raising=False)
+    assert run_launch("-n", "2", "--dry-run", __file__) == 0
+
+
 def test_launch_refuses_what_cannot_be(programs, capsys):
     assert run_launch("-n", "2", "nothing.py") == 2
     assert "no file nothing.py" in capsys.readouterr().err
