@@ -8,6 +8,7 @@ are apart MPI is told to go another way, which is slower.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -20,6 +21,9 @@ _PATIENCE = 10.0
 _TICK = 0.005
 #: A process that has one of these is a rank, or lies between a rank and its launcher.
 _RANK = (b"PMIX_RANK=", b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=")
+
+#: Names of the programs that run scripts; a process is called as its script is.
+_INTERPRETER = re.compile(r"(|ba|da|z|k|mk|c|tc)sh\b|python|perl|busybox")
 
 #: Per MPI: its variable, and the value for ranks that are apart. What the user has set counts.
 _OPEN_MPI = ("OMPI_MCA_btl", "^sm")
@@ -71,6 +75,24 @@ def comm_of(pid: int) -> str:
         return ""
 
 
+def is_launcher(pid: int, names: tuple[str, ...]) -> bool:
+    """Whether a process is a known launcher, and no script of the user's with such a name.
+
+    Parameters
+    ----------
+    pid : int
+        Of the process.
+    names : tuple of str
+        How the names of known launchers begin.
+    """
+    if not comm_of(pid).startswith(names):
+        return False
+    try:
+        return not _INTERPRETER.match(os.path.basename(os.readlink(f"/proc/{pid}/exe")))
+    except OSError:
+        return True  # another user's
+
+
 def ancestors() -> list[int]:
     """Return the pids of this process's ancestors, the nearest first, as far as they can be seen.
 
@@ -97,7 +119,7 @@ def shares_with_launcher(names: tuple[str, ...]) -> bool:
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             environ = []  # another user's
-        if comm_of(pid).startswith(names) or not any(e.startswith(_RANK) for e in environ):
+        if is_launcher(pid, names) or not any(e.startswith(_RANK) for e in environ):
             theirs = _space(str(pid), Path("/proc", str(pid), "root", "dev", "shm"))
             # what may not be looked at is not known to be shared, except by ids
             return theirs[0] in ("0", own_space()[0]) and theirs[1] == own_space()[1]

@@ -237,11 +237,7 @@ class Watch:
         """
         launch = self._launch
         parent = os.getppid()
-        if (
-            launch is None
-            or not launch.local_size
-            or not apart.comm_of(parent).startswith(_PARENTS)
-        ):
+        if launch is None or not launch.local_size or not apart.is_launcher(parent, _PARENTS):
             return None
         try:
             children = _children(parent)
@@ -273,7 +269,7 @@ def _ancestor(names: tuple[str, ...]) -> tuple[int, str] | None:
     None if it cannot be seen: this rank is in a PID namespace of its own, or it has died.
     """
     for pid in apart.ancestors():
-        if apart.comm_of(pid).startswith(names) and (stat := apart.stat_of(pid)):
+        if apart.is_launcher(pid, names) and (stat := apart.stat_of(pid)):
             return pid, stat[19]
     return None
 

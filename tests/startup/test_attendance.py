@@ -183,3 +183,17 @@ def test_names_that_are_no_text_are_read(monkeypatch):
             attendance._claim_rank("none", 0)
         finally:
             own.write_bytes(before.strip())
+
+
+def test_a_script_that_is_called_like_a_launcher_is_none(tmp_path):
+    """Such a wrapper is the parent of each rank, and has no other child."""
+    script = tmp_path / "mpirun_env.sh"
+    program = (
+        "from hpcdist.startup import attendance as a, apart; import os;"
+        "print(apart.comm_of(os.getppid()).strip(), a._ancestor(('mpirun_env',)),"
+        "apart.is_launcher(os.getppid(), a._PARENTS))"
+    )
+    script.write_text(f'#!/bin/sh\n{sys.executable} -c "{program}"\nexit $?\n')
+    script.chmod(0o755)
+    done = subprocess.run([script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "mpirun_env.sh None False\n", (done.stdout, done.stderr)
