@@ -38,6 +38,8 @@ _TICK = 0.25
 #: Seconds for which a process must be missing before it counts as ended: a launcher on a busy node
 #: may take long from one process to the next.
 _PATIENCE = 5.0
+#: Stands for the rank of a process that may be any.
+_HIDDEN = -1
 #: Ranks on other nodes that an error names.
 _NAMED = 16
 #: Seconds after the deadline, so that calls that can raise do so first.
@@ -248,7 +250,7 @@ class Watch:
             return None
         if len(alive) >= launch.local_size:
             return None
-        if launch.local_size != launch.size:
+        if launch.local_size != launch.size or _HIDDEN in alive:
             return []
         return [rank for rank in range(launch.size) if rank not in alive]
 
@@ -301,13 +303,17 @@ def _children(pid: int) -> list[str]:
 
 
 def _rank_of(pid: str) -> int | None:
-    """Return the rank of a running process; None for others."""
+    """Return the rank of a running process; None for others, _HIDDEN where it shows no variables.
+
+    So it is where a program has written its title there, as setproctitle does.
+    """
     if apart.text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] == "Z":
         return None
-    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    for entry in entries:
         if entry.startswith((b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")):
             return int(entry.partition(b"=")[2])
-    return None
+    return None if any(entry.startswith((b"PATH=", b"HOME=")) for entry in entries) else _HIDDEN
 
 
 def _job() -> str | None:

@@ -197,3 +197,33 @@ def test_a_script_that_is_called_like_a_launcher_is_none(tmp_path):
     script.chmod(0o755)
     done = subprocess.run([script], capture_output=True, text=True, timeout=60)
     assert done.stdout == "mpirun_env.sh None False\n", (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("children", "found"),
+    [
+        ({"1": 0, "2": 1}, None),
+        ({"1": 0}, [1]),
+        ({"1": "train: epoch 3", "2": 1}, None),
+        ({"1": "train: epoch 3"}, []),
+        ({"1": 0, "2": None}, [1]),
+    ],
+)
+def test_a_rank_that_shows_its_title_alone_has_not_ended(children, found, monkeypatch, tmp_path):
+    """setproctitle writes over the variables by which a rank is known."""
+    for pid, what in children.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "stat").write_text(f"{pid} (python) S 1")
+        shown = what if isinstance(what, str) else "HOME=/\0"
+        shown += f"PMI_RANK={what}\0" if isinstance(what, int) else "\0\0"
+        (tmp_path / pid / "environ").write_text(shown)
+    path = Path
+    fake = lambda name: path(name.replace("/proc", str(tmp_path)))  # noqa: E731
+    monkeypatch.setattr(attendance, "Path", fake)
+    monkeypatch.setattr(apart, "Path", fake)
+    monkeypatch.setattr(apart, "is_launcher", lambda pid, names: True)
+    monkeypatch.setattr(attendance, "_children", lambda pid: list(children))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    watch = Watch.__new__(Watch)
+    watch._launch = launchers.Launch("mpirun", 0, 2, 0, 2)
+    assert watch._ended() == found
