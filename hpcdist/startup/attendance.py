@@ -344,7 +344,9 @@ def _hydras_job() -> str:
     ):
         with contextlib.suppress(OSError):
             os.write(int(manager), b"cmd=get_my_kvsname\n")
-            if select.select([int(manager)], [], [], _PATIENCE)[0]:
+            answer = select.poll()
+            answer.register(int(manager), select.POLLIN)
+            if answer.poll(1000 * _PATIENCE):
                 _asked = os.read(int(manager), 1024).decode(errors="replace").strip()
     return _asked
 

@@ -236,3 +236,38 @@ def test_a_server_that_ends_leaves_no_thread():
     assert not own.is_alive()
     assert isinstance(server._ours, socket.socket)
     os.close(server.detach())
+
+
+def test_a_program_with_many_open_files():
+    """select() takes no descriptor above 1023, and a large job has more."""
+    program = """
+import fcntl, json, os, resource, socket, sys
+sys.path.insert(0, {here!r})
+from test_pmi import Server, HashStore, peers
+from hpcdist.debug.server import start
+from hpcdist.startup import attendance
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 4096), limit))
+high = lambda number: fcntl.fcntl(number, fcntl.F_DUPFD, 2000)
+server = Server(HashStore(), 0, 1, peers(os.getpid()), "job", 20)
+server._ours = socket.socket(fileno=high(server._ours.fileno()))
+with server:
+    server._theirs.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\\n")
+    print(server._theirs.recv(100).decode().strip())
+ours, theirs = socket.socketpair()
+os.environ["PMI_FD"], os.environ["MPI_LOCALRANKID"] = str(high(ours.fileno())), "0"
+theirs.sendall(b"cmd=my_kvsname kvsname=one\\n")
+print(attendance._hydras_job())
+read, write = os.pipe()
+os.write(write, b'{{"port": 3}}\\n')
+print(start._first_answer(high(read))[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program.format(here=os.path.dirname(__file__))],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+        "cmd=my_kvsname kvsname=one",
+        "{'port': 3}",
+    ], (done.stdout, done.stderr)

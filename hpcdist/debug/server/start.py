@@ -222,8 +222,10 @@ def _begin(orders: dict[str, Any]) -> dict[str, Any]:
 def _first_answer(number: int) -> tuple[dict[str, Any], str]:
     """The first line of JSON, and what was printed before it."""
     text, until = b"", time.monotonic() + _PATIENCE
+    ready = select.poll()  # select() takes no descriptor above 1023
+    ready.register(number, select.POLLIN)
     while time.monotonic() < until:
-        if not select.select([number], [], [], 0.2)[0]:
+        if not ready.poll(200):
             continue
         piece = os.read(number, 65536)
         text += piece

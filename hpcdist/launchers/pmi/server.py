@@ -198,9 +198,11 @@ class Server:
 
     def _serve(self) -> None:
         buffer = b""
+        asked = select.poll()  # select() takes no descriptor above 1023
+        asked.register(self._ours, select.POLLIN)
         while not self._stop.is_set():
             self._look("the start of MPI")
-            if not select.select([self._ours], [], [], _TICK)[0]:
+            if not asked.poll(1000 * _TICK):
                 continue
             data = self._ours.recv(65536)
             if not data:
