@@ -13,6 +13,7 @@ from torch.distributed.algorithms.model_averaging import averagers, hierarchical
 from torch.distributed.optim import PostLocalSGDOptimizer as TorchPostLocal
 
 import hpcdist as dist
+from hpcdist.groups import joining
 from hpcdist.optim import PostLocalSGDOptimizer
 from hpcdist.parallel import averaging, comm_hooks
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -222,3 +223,18 @@ def test_a_rank_without_gradients_is_not_a_step_behind():
             errors.append(step)
             averager.step += 1
     parallel_assert(errors == [0], lambda: f"{errors}")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: averaging.PeriodicModelAverager(4),
+        lambda: averaging.HierarchicalModelAverager(OrderedDict({4: dist.get_world_size()})),
+    ],
+)
+def test_a_former_spare_makes_one_without_the_others(make, monkeypatch):
+    """They wait for its State: a call that none of them makes would be refused."""
+    monkeypatch.setattr(joining, "is_closed", lambda group: group is dist.group.WORLD)
+    before = dist.group.WORLD.carrier.native.seq
+    make()
+    parallel_assert(dist.group.WORLD.carrier.native.seq == before)
