@@ -93,6 +93,18 @@ def test_the_collectives_of_the_start_are_not_the_programs_first():
     assert [e["collective_seq_id"] for e in entries if not e["is_p2p"]] == [1]
 
 
+@pytest.mark.parametrize("other", [{"state": "running"}, {}], ids=["killed in it", "done"])
+def test_a_barrier_that_failed_on_some_ranks_is_the_same_barrier(other):
+    """Like a refused call it has no tensor."""
+    barrier = {"ms": 0, "name": "barrier", "kind": "barrier", "dtype": "", "elements": 0}
+    bad = {**barrier, "state": "failed", "failure": "peer died"}
+    (one,) = divergences(job([bad], [{**barrier, **other}], [bad]))
+    assert one.kind == "failed"
+    refused = {**bad, "name": "all_reduce", "kind": "all_reduce"}
+    (one,) = divergences(job([refused], [{**barrier, **other}]))
+    assert one.kind == "mismatch"
+
+
 def test_ranks_that_called_different_things():
     other = {"name": "broadcast", "kind": "broadcast", "op": "", "peer": 0}
     recordings = job(

@@ -153,7 +153,9 @@ def _in_flight(one: Collective) -> bool:
 
 def _judge(one: Collective) -> str:
     calls = list(one.calls.values())
-    if len({_fingerprint(call) for call in calls}) > 1:
+    # a refused call has no tensor, and would differ from all others in that: its failure says more
+    whole = [call for call in calls if call.dtype or not call.failure]
+    if len({call.name for call in calls}) > 1 or len(set(map(_fingerprint, whole))) > 1:
         return "mismatch"
     if one.absent and any(not call.finished or call.state == "failed" for call in calls):
         return "absent"
@@ -165,8 +167,5 @@ def _judge(one: Collective) -> str:
 def _fingerprint(call: Operation) -> tuple[object, ...]:
     """What must be the same in the calls of all ranks."""
     uneven = call.kind in _UNEVEN
-    # a refused call has no tensor, and would differ from all others in that: its failure says more
-    if not call.dtype and call.failure:
-        return (call.name,)
     size = () if uneven else (call.elements, call.shape)
     return (call.name, call.dtype, call.op, call.peer, call.kind, *size)
