@@ -322,6 +322,10 @@ def test_gpus_from_proc(tmp_path):
     })  # fmt: skip
     found = facts(gpu.collect(Place({}, tmp_path)))
     assert found["GPUs"] == "2: NVIDIA H200" and found["driver"] == "550.54.15"
+    for setting, faults in (("-1", 0), ("NoDevFiles", 0), ("", 0), ("0,7", 1)):
+        section = gpu.collect(Place({"CUDA_VISIBLE_DEVICES": setting}, tmp_path))
+        said = [each for each in section.findings if "CUDA_VISIBLE_DEVICES" in each["what"]]
+        assert len(said) == faults, setting
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -12,6 +12,9 @@ from . import advice
 from .binding import nodes_of, short
 from .section import FAULT, NOTE, WARNING, Place, Section
 
+#: What hides all GPUs where CUDA_VISIBLE_DEVICES begins with it; the second is Slurm's.
+_NONE = ("-1", "NoDevFiles")
+
 
 def collect(place: Place) -> Section:
     """Check driver and GPUs in /proc and /sys, and what torch, NCCL and a running MPI report."""
@@ -43,6 +46,8 @@ def _own(section: Section, place: Place, there: list[hardware.Gpu]) -> None:
     section.fact("CUDA_VISIBLE_DEVICES", "not set" if setting is None else setting, "rank")
     seen = hardware.visible(there, place.env)
     wanted = [part for part in (setting or "").split(",") if part.strip()]
+    if wanted and wanted[0].strip() in _NONE:
+        wanted = []
     if not (setting or "").startswith("MIG") and len(seen) < len(wanted):
         section.find(FAULT, f"CUDA_VISIBLE_DEVICES={setting} names {len(wanted)} GPUs, and CUDA "
                      f"takes {len(seen)} of this host's {len(there)}: it stops at a number that is "
