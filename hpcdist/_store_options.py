@@ -42,7 +42,7 @@ STORE_OPTIONS = (
         "seconds",
         0.0,
         "Seconds after which a TCPStore's server closes a connection that asks for nothing; the "
-        "client connects again when it needs to. 0 keeps it.",
+        "client connects again when it needs to. 0 keeps it; less than 2 means 2.",
         maximum=10**9,
     ),
 )

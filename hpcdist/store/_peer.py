@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from hpcdist import _store as native
+from hpcdist import config
 from hpcdist.errors import DistStoreError, StoreTimeoutError
 
 from . import _net as net
@@ -14,6 +15,15 @@ from ._common import Deadline
 _FRESH_NS = 1_000_000_000
 #: Connections that one store keeps for its next calls.
 _KEPT = 8
+
+
+def idle_limit() -> float:
+    """Seconds after which a server closes a connection, or 0; at least two of _FRESH_NS.
+
+    A client would take one that is closed sooner for one whose server has ended.
+    """
+    seconds = float(config.get("store_idle"))
+    return max(seconds, 2e-9 * _FRESH_NS) if seconds else 0.0
 
 
 class Peer:

@@ -14,6 +14,7 @@ from hpcdist import config
 from hpcdist.errors import DistStoreError, QueueEmptyError, StoreTimeoutError
 
 from . import _net as net
+from . import _peer
 from ._common import (
     DEFAULT_TIMEOUT,
     Deadline,
@@ -147,7 +148,7 @@ class TCPStore(Store):
                     limit=config.get("store_limit"),
                     handshake=_HANDSHAKE,
                     message=_MESSAGE,
-                    idle=config.get("store_idle"),
+                    idle=_peer.idle_limit(),
                     connections=config.get("store_connections"),
                     strangers=_STRANGERS,
                     world_size=size,

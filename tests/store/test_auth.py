@@ -263,6 +263,15 @@ def test_idle_connections(monkeypatch):
     assert store.get("k") == b"v"  # connects again by itself
 
 
+def test_idle_connections_that_are_closed_at_once(monkeypatch):
+    """A client does not look at one that it has just used: its server was gone, it said."""
+    monkeypatch.setenv("HPCDIST_STORE_IDLE", "0.1")
+    store = master()
+    store.set("k", "v")
+    time.sleep(0.5)
+    assert store.get("k") == b"v"
+
+
 def test_too_many_connections(monkeypatch):
     monkeypatch.setenv("HPCDIST_STORE_CONNECTIONS", "3")
     store = master()
