@@ -42,6 +42,7 @@ DEVICE_OPTIONS = (
         "Ranks of a new communicator that meet at one of them, with NCCL 2.23 and newer: larger "
         "groups get several such meeting points. Give it to all ranks.",
         minimum=1,
+        maximum=10**9,
         aliases=("TORCH_NCCL_RANKS_PER_ROOT",),
     ),
     Option(
@@ -75,5 +76,6 @@ DEVICE_OPTIONS = (
         "Bytes of one of the pinned buffers through which CUDA tensors go over MPI; four for each "
         "stream that is used. Give it to all ranks.",
         minimum=1024,
+        maximum=1 << 40,
     ),
 )

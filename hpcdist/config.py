@@ -273,6 +273,7 @@ _GENERAL_OPTIONS = (
         "How many of the job's processes, the last ones, wait in init_process_group until a rank "
         "dies, and then take its number and its committed state. Needs HPCDIST_FT=1, an MPI with "
         "fault tolerance, and hpcdist.elastic. Give it to all ranks.",
+        maximum=10**6,
     ),
     Option(
         "commit_job",

@@ -68,6 +68,14 @@ def test_refusals_name_variable_value_and_what_is_accepted(option, text, hint):
     assert "HPCDIST_A" in message and repr(text) in message and hint in message
 
 
+def test_numbers_that_no_c_integer_holds_are_refused_by_name():
+    numbers = [each for each in config.options() if each.kind in ("int", "bytes")]
+    assert len(numbers) > 4
+    for each in numbers:
+        with pytest.raises(ValueError, match=f"{each.variable}=.*at most"):
+            each.parse("9" * 20)
+
+
 def test_what_is_wrong_and_what_nothing_reads():
     env = {
         "HPCDIST_TIMEOUT": "soon",
