@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -242,3 +243,12 @@ def test_busy_processes_end_with_the_bench():
     assert all(process.poll() is not None for process in two)
     with busy(0) as none:
         assert none == []
+
+
+def test_gloo_beside_hpcdist_is_not_hpcdist(monkeypatch, capsys):
+    """A job script may export that hpcdist serves gloo."""
+    monkeypatch.setenv("HPCDIST_TAKE_OVER", "gloo")
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "ddp", "--help"])
+    assert "HPCDIST_TAKE_OVER" not in os.environ
+    assert "HPCDIST_TAKE_OVER is not used" in capsys.readouterr().err

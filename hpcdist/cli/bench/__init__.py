@@ -69,6 +69,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     module.add_arguments(parser)
     first = _is_first()
+    # a job script may export it; torch reads it at its import, and "gloo" would be hpcdist itself
+    if os.environ.pop("HPCDIST_TAKE_OVER", "") and first:
+        print("hpcdist bench: HPCDIST_TAKE_OVER is not used here", file=sys.stderr, flush=True)
     try:
         with _only(first):
             options = parser.parse_args(words)
