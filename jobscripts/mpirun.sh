@@ -47,8 +47,9 @@ else
     # there are more.
     arguments=(-n "$ranks" --map-by "ppr:$ranks_per_node:node:PE=$cores_per_rank" --bind-to core)
     # Open MPI passes on its own settings only; the others must be named.
-    for name in $(compgen -e | grep -E '^(OMP|UCX|NCCL|RDMAV|IBV)_'); do
-        arguments+=(-x "$name")
+    sent='^((OMP|UCX|NCCL|RDMAV|IBV|HPCDIST|TORCH)_|PYTHONPATH$)'
+    for name in $(compgen -e | grep -E "$sent" | sort); do
+        [[ $name == HPCDIST_STORE_KEY ]] || arguments+=(-x "$name")
     done
     [[ -z ${HOSTS:-} ]] || arguments+=(--hostfile "$HOSTS")
 fi

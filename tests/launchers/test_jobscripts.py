@@ -78,6 +78,10 @@ def test_mpirun_with_several_hosts(tmp_path: Path) -> None:
     assert "-n 12 --map-by ppr:4:node:PE=8 --bind-to core" in text
     assert f"--hostfile {tmp_path}/hosts python x.py (OMP_NUM_THREADS=7)" in text
     assert "-x OMP_NUM_THREADS" in text and "-x NCCL_SOCKET_IFNAME" in text
+    ours = {"HPCDIST_FT": "1", "HPCDIST_STORE_KEY": "k", "PYTHONPATH": "here", "TORCH_LOGS": "x"}
+    text = run("mpirun.sh", "python", "x.py", first=tmp_path, **env, **ours)
+    sent = [word for word in text.split() if word in ours]
+    assert sent == ["HPCDIST_FT", "PYTHONPATH", "TORCH_LOGS"], text
     stand_in(tmp_path, "mpirun", "HYDRA build details:")
     text = run("mpirun.sh", "python", "x.py", first=tmp_path, **env)
     assert "mpirun -n 12 -ppn 4 -bind-to core:8 -f" in text
