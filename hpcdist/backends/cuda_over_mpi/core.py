@@ -279,13 +279,18 @@ class Core(GroupBackend):
         self, api: str, comm: _engine.Comm, index: int, stream: int, ready: Any, plan: Plan
     ) -> Any:
         size = self._piece()
-        pieces = plan.pieces(comm, size)
-        pool = self._buffers()
-        pinned = pool.for_stream(index, stream, size)
 
         def tell(error: BaseException) -> None:
             self._tell(comm, api, error)
 
+        try:
+            pieces = plan.pieces(comm, size)
+            pool = self._buffers()
+            pinned = pool.for_stream(index, stream, size)
+        except BaseException as error:
+            if not isinstance(error, DistError):  # that of MPI the others hear as well
+                tell(error)
+            raise
         try:
             return pipeline(pinned, ready, pieces, plan.two_buffers, self.timeout, tell)
         except BaseException as error:

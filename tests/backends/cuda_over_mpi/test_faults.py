@@ -129,6 +129,28 @@ def test_a_copy_that_fails(runtime, later, count):
     count(cases, slowest)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_buffers_that_cannot_be_made(runtime, monkeypatch, kind):
+    victim, wrong = dist.get_rank() == VICTIM, []
+
+    def fail(size: int) -> None:
+        raise kind("CUDA error: out of memory")
+
+    for name in ("all_reduce", "gather"):
+        with monkeypatch.context() as patch, standin.on(standin.Stream()):  # it has none yet
+            if victim:
+                patch.setattr(runtime, "pinned", fail)
+            taken, error = tried(lambda name=name: OPERATIONS[name](False))
+        if victim:
+            good = type(error) is kind
+        else:
+            wanted = f"because rank {VICTIM} could not go on: {kind.__name__}"
+            good = isinstance(error, dist.DistBackendError) and wanted in str(error)
+        if not good or taken > SLACK or not all_is_well():
+            wrong.append((name, taken, text_of(error)))
+    parallel_assert(not wrong, lambda: str(wrong))
+
+
 @pytest.mark.mpi(min_size=3)
 def test_copies_of_two_ranks_that_fail_alike(runtime):
     """A third rank that comes later is told of both, and of the cause."""
