@@ -30,7 +30,7 @@ def _check(what: str, found: int, wanted: int, why: str) -> None:
 
 
 def _same_order(one: DeviceTensor, other: DeviceTensor, role: str, place: str) -> None:
-    if one.strides != other.strides:
+    if one.order != other.order:
         raise ValueError(
             f"{role} and {place} have their elements in different orders in memory (strides), and "
             f"nothing is copied silently: pass {role}.contiguous() and contiguous tensors"
@@ -234,15 +234,16 @@ class Blocks(Exchanges):
         outs = [DeviceTensor.inspect(each, "gather_list") for each in listed]
         if outs:
             _check(f"gather_list[{root}]", outs[root].elements, own.elements, "as tensor")
+            _same_order(own, outs[root], "tensor", f"gather_list[{root}]")
         refuse_overlap(outs, "gather_list")
         ins, copies = separate([own], outs, {0: root})
 
         def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:
             comm.gather(sent[0], received or None, root, api=f"{api} (cuda)")
 
-        sizes = [own.size if rank == root else 0 for rank in range(self.size)]
+        blocks = [own if rank == root else None for rank in range(self.size)]
         tensors = [tensor, *listed, *copies]
-        exchange = Exchange(api, call, ins, outs, tensors, listed, f"root {root}", sends=sizes)
+        exchange = Exchange(api, call, ins, outs, tensors, listed, f"root {root}", sends=blocks)
         return self._exchange(exchange, async_op)
 
     def scatter(
@@ -256,14 +257,15 @@ class Blocks(Exchanges):
         ins = [DeviceTensor.inspect(each, "scatter_list", False) for each in listed]
         if ins:
             _check(f"scatter_list[{root}]", ins[root].elements, out.elements, "as tensor")
+            _same_order(out, ins[root], "tensor", f"scatter_list[{root}]")
         ins, copies = separate(ins, [out], {root: 0})
 
         def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:
             comm.scatter(received[0], sent or None, root, api=f"{api} (cuda)")
 
-        sizes = [out.size if rank == root else 0 for rank in range(self.size)]
+        blocks = [out if rank == root else None for rank in range(self.size)]
         tensors = [tensor, *listed, *copies]
-        exchange = Exchange(api, call, ins, [out], tensors, [tensor], f"root {root}", takes=sizes)
+        exchange = Exchange(api, call, ins, [out], tensors, [tensor], f"root {root}", takes=blocks)
         return self._exchange(exchange, async_op)
 
     def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:
@@ -273,7 +275,8 @@ class Blocks(Exchanges):
         outs = [DeviceTensor.inspect(each, "output_list") for each in outputs]
         ins = [DeviceTensor.inspect(each, "input_list", False) for each in inputs]
         refuse_overlap(outs, "output_list")
-        own = {self.rank: self.rank}
+        rank, own = self.rank, {self.rank: self.rank}
+        _same_order(ins[rank], outs[rank], f"input_list[{rank}]", f"output_list[{rank}]")
         refuse_input_in_output(ins, outs, own, "input_list", "output_list")
         tensors = [*outputs, *inputs]
         exchange = Exchange("all_to_all", _all_to_all, ins, outs, tensors, outputs)

@@ -35,8 +35,8 @@ class Exchange:
         Those that it writes.
     about : str
         What else a message about it says.
-    sends, takes : list of int, optional
-        Bytes for each rank, and from it, where they are not the sizes of `ins` and `outs`.
+    sends, takes : list of (DeviceTensor or None), optional
+        Blocks for each rank, and from it, where they are not `ins` and `outs`; None for no block.
     """
 
     api: str
@@ -46,8 +46,8 @@ class Exchange:
     tensors: list[Any]
     written: list[Any]
     about: str = ""
-    sends: list[int] | None = None
-    takes: list[int] | None = None
+    sends: list[DeviceTensor | None] | None = None
+    takes: list[DeviceTensor | None] | None = None
 
 
 def one_dtype(api: str, parts: Sequence[DeviceTensor]) -> None:
@@ -86,8 +86,8 @@ class Exchanges(Core):
         ins, outs, call = exchange.ins, exchange.outs, exchange.call
         one_dtype(exchange.api, [*ins, *outs])
         kind = (ins or outs)[0].dtype
-        sends = [each.size for each in ins] if exchange.sends is None else exchange.sends
-        takes = [each.size for each in outs] if exchange.takes is None else exchange.takes
+        sends = _extents(ins if exchange.sends is None else exchange.sends, self.size)
+        takes = _extents(outs if exchange.takes is None else exchange.takes, self.size)
 
         def pieces(comm: Comm, size: int) -> list[Piece]:
             width = self._width(size)
@@ -110,22 +110,17 @@ class Exchanges(Core):
         tensors, written = exchange.tensors, exchange.written
         return self._run(exchange.api, about, index, tensors, written, plan, async_op)
 
-    def _compare(self, comm: Comm, api: str, sends: list[int], takes: list[int]) -> int:
-        """Let each pair of ranks compare its sizes, before data move; the longest of all."""
-        padded = [*sends, *[0] * (self.size - len(sends))]
-        coming = np.empty(self.size, np.int64)
-        comm.all_to_all_single(coming, np.array(padded, np.int64))
-        wanted = np.array([*takes, *[0] * (self.size - len(takes))], np.int64)
-        wrong = np.flatnonzero(coming != wanted)
-        own = np.array([max(*padded, *wanted.tolist(), 0), len(wrong)], np.int64)
+    def _compare(self, comm: Comm, api: str, sends: Any, takes: Any) -> int:
+        """Let each pair of ranks compare its blocks, before data move; bytes of the longest."""
+        coming = np.empty_like(takes)
+        comm.all_to_all_single(coming, sends)
+        wrong = np.flatnonzero((coming != takes).any(axis=1))
+        own = np.array([max(sends[:, 0].max(), takes[:, 0].max()), len(wrong)], np.int64)
         table = np.empty((self.size, 2), np.int64)
         comm.all_gather_into_tensor(table.reshape(-1), own, api=f"{api}: sizes")
         if table[:, 1].any():
             ranks = ", ".join(map(str, np.flatnonzero(table[:, 1])))
-            here = "".join(
-                f"; rank {rank} sends {coming[rank]} bytes to this rank, which takes {wanted[rank]}"
-                for rank in wrong[:4]
-            )
+            here = "".join(_difference(rank, coming[rank], takes[rank]) for rank in wrong[:4])
             raise DistMismatchError(
                 f"{api} of CUDA tensors in group {self.name!r}: what is sent to rank {ranks} does "
                 f"not fit there{here} (this is rank {self.rank}); nothing has been changed"
@@ -135,3 +130,21 @@ class Exchanges(Core):
     def _width(self, size: int) -> int:
         """Bytes of each rank's block that a buffer takes; whole elements of every type."""
         return max(size // self.size // 16 * 16, 16)
+
+
+def _extents(blocks: Sequence[DeviceTensor | None], size: int) -> Any:
+    """Bytes and order of the block of each rank, as rows of an array."""
+    rows = np.zeros((size, 2), np.int64)
+    for row, block in zip(rows, blocks, strict=False):  # no blocks: those of other ranks' call
+        if block is not None:
+            row[:] = block.size, block.order
+    return rows
+
+
+def _difference(rank: int, coming: Any, wanted: Any) -> str:
+    if coming[0] == wanted[0]:
+        return (
+            f"; rank {rank} sends its elements in another order of dimensions (strides) than this "
+            "rank's tensor has, and nothing is copied silently: pass contiguous tensors"
+        )
+    return f"; rank {rank} sends {coming[0]} bytes to this rank, which takes {wanted[0]}"

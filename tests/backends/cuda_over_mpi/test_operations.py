@@ -137,6 +137,40 @@ def test_order_in_memory(rng):
     parallel_assert(near(leaf.detach(), torch.full((3,), float(dist.get_world_size()))))
 
 
+def blocks(layout: str) -> list[torch.Tensor]:
+    """One for each rank."""
+    made = [gpu(torch.arange(6.0).reshape(2, 3) + r) for r in range(dist.get_world_size())]
+    return [each.t().contiguous().t() for each in made] if layout == "turned" else made
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["all", "one rank"])
+def test_blocks_in_another_order(elsewhere):
+    """Bytes that are moved as they lie would be the numbers of other elements."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if elsewhere and size == 1:
+        return
+    # rank 1 sends, or takes, another order than all others have
+    odd = "turned" if not elsewhere or rank == 1 else "plain"
+    mismatch = dist.DistMismatchError
+    match = "does not fit there" if elsewhere else "different orders in memory"
+    one, root = blocks(odd)[rank], 0
+    kind = mismatch if elsewhere or rank != root else ValueError
+    with parallel_raises(kind, match=match):
+        dist.gather(one, blocks("plain") if rank == root else None, root)
+    with parallel_raises(kind, match=match):
+        dist.scatter(one, blocks("plain") if rank == root else None, root)
+    ins, outs = blocks(odd), blocks("plain")
+    if elsewhere:  # what a rank gives itself is right
+        ins[rank] = outs[rank].clone()
+    with parallel_raises(mismatch if elsewhere else ValueError, match=match):
+        dist.all_to_all(outs, ins)
+    # one order for both is right
+    turned = blocks("turned")
+    dist.all_to_all(outs := blocks("turned"), [turned[rank] + r for r in range(size)])
+    wanted = [torch.arange(6.0).reshape(2, 3) + r + rank for r in range(size)]
+    parallel_assert(all(bool((cpu(a) == b).all()) for a, b in zip(outs, wanted, strict=True)))
+
+
 def test_buffers_of_4_mib_and_no_more(runtime, monkeypatch):
     monkeypatch.delenv("HPCDIST_CUDA_CHUNK")
     gc.collect()
