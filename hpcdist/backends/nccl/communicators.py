@@ -139,8 +139,12 @@ class Communicators:
             self._runtime.enter(index)
             return call()
 
-        if not self._chosen.blocks:
-            return entered()  # the communicator keeps the time itself
+        if not self._chosen.blocks:  # the communicator keeps the time itself
+            before = self._runtime.index()
+            try:
+                return entered()
+            finally:
+                self._runtime.enter(before)
         about = f"{what} of the group {self._name!r} (rank {self._rank})"
         return _call_in_thread(entered, self.timeout, about)
 

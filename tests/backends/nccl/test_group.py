@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from datetime import timedelta
+from types import SimpleNamespace
 
 import cases
 import pytest
@@ -396,3 +398,35 @@ def test_pairs_of_each_device(monkeypatch):
     found = [made.connect_pair(index, 1) for index in (0, 1, 0, 1)]
     wanted = [(0, b"\x01"), (1, b"\x02")]
     parallel_assert(found == wanted * 2, f"{found}")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_the_callers_device_stays(monkeypatch, blocking):
+    entered = threading.local()
+
+    class Devices:
+        def index(self) -> int:
+            return getattr(entered, "index", 0)
+
+        def enter(self, index: int) -> None:
+            entered.index = index
+
+    class Channel:
+        rank, size = 0, 1
+
+        def agree(self, number: int, unique: bytes, *about: object) -> list[bytes]:
+            return [unique]
+
+    def init(*about: object) -> None:
+        found.append(devices.index())
+        raise dist.DistBackendError("no communicator")
+
+    devices, found = Devices(), []
+    chosen = NCCLOptions(blocking=blocking)
+    made = Communicators(Channel(), chosen, devices, "devices", 5.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(_nccl, "unique_id", bytes)
+    stub = SimpleNamespace(init=init)
+    monkeypatch.setattr("hpcdist.backends.nccl.communicators.Communicator", stub)
+    with parallel_raises(dist.DistBackendError, match="no communicator"):
+        made.connect(3)
+    parallel_assert(found == [3] and devices.index() == 0, f"{found}, {devices.index()}")
