@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from array import array
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+
+import numpy as np
 
 from hpcdist.backends import registry
 from hpcdist.backends.registry import Backend, BackendConfig
@@ -198,11 +199,11 @@ def split_group(
 
 def _by_node(pg: ProcessGroup) -> list[tuple[int, ...]]:
     """World ranks per node; the nodes in order of their first ranks."""
-    first = array("q", [min(pg.carrier.node_ranks)])
-    firsts = array("q", [0]) * len(pg.members.ranks)
+    first = np.array([min(pg.carrier.node_ranks)], np.int64)
+    firsts = np.empty(len(pg.members.ranks), np.int64)
     pg.carrier.all_gather_into_tensor(firsts, first, False, api="new_subgroups")
     nodes: dict[int, list[int]] = {}
-    for rank, leader in zip(pg.members.ranks, firsts, strict=True):
+    for rank, leader in zip(pg.members.ranks, firsts.tolist(), strict=True):
         nodes.setdefault(leader, []).append(rank)
     return [tuple(nodes[leader]) for leader in sorted(nodes)]
 

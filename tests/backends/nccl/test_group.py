@@ -329,6 +329,13 @@ def test_alone_without_mpi_for_the_host(blocking):
     parallel_assert(bool((cpu(data) == size * half.size()).all()))
 
 
+def test_alone_subgroups_of_each_node():
+    start("nccl")
+    node = dist.group.WORLD.carrier.node_ranks
+    own, _ = dist.new_subgroups()
+    parallel_assert(own.size() == len(node) and dist.get_rank() in node)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_alone_ranks_compare_their_versions(monkeypatch):
     # the loaded library says what the variable says; hpcdist asked when it loaded it
