@@ -59,7 +59,7 @@ def run_on_copies(
     arrays : list of numpy.ndarray
         Its tensors, in order.
     written : list of numpy.ndarray
-        Those among them that it changes.
+        Those among them that it changes: the first ones.
     *rest
         Its other arguments, up to `async_op`.
     async_op : bool
@@ -68,9 +68,9 @@ def run_on_copies(
         Name and number for the entry check.
     """
     async_op = checked_async(async_op)
-    copies = {id(each): upload(queue, each) for each in arrays}
-    work = call(*copies.values(), *rest, True, **about)
-    work.brings([(copies[id(each)], each) for each in written])
+    copies = [upload(queue, each) for each in arrays]
+    work = call(*copies, *rest, True, **about)
+    work.brings(list(zip(copies, written, strict=False)))
     if async_op:
         return work
     work.wait()

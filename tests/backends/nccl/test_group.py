@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import cases
+import numpy as np
 import pytest
 import standin
 import torch
@@ -334,6 +335,18 @@ def test_alone_subgroups_of_each_node():
     node = dist.group.WORLD.carrier.node_ranks
     own, _ = dist.new_subgroups()
     parallel_assert(own.size() == len(node) and dist.get_rank() in node)
+
+
+def test_alone_one_array_as_input_and_output():
+    start("nccl")
+    size, data = dist.get_world_size(), np.arange(3)
+    gather = dist.group.WORLD.carrier.all_gather_into_tensor
+    if size > 1:
+        with parallel_raises(ValueError, match=rf"has 3 elements, and needs {3 * size}"):
+            gather(data, data, api="test")
+    else:
+        gather(data, data, api="test")
+        assert data.tolist() == [0, 1, 2]
 
 
 @pytest.mark.mpi(min_size=2)
