@@ -59,7 +59,7 @@ cdef class StreamQueue:
         Streams and events, as in :mod:`hpcdist.backends.cuda`.
     communicators : object
         ``whole``, a dict from the index of a device to the communicator of all ranks, and
-        ``pairs``, a dict from a rank to the communicator of that rank and this one. Where an entry
+        ``pairs``, a dict from that index and a rank to the communicator of that rank and this one. Where an entry
         is missing, ``connect(index)`` or ``connect_pair(index, peer)`` makes it.
     urgent : bool
         Run asynchronous operations on a stream of high priority.
@@ -265,7 +265,7 @@ cdef class StreamQueue:
         return 0
 
     cdef Communicator connected(self, str api, Place place, uintptr_t stream, int peer):
-        found = self.whole.get(place.number) if peer < 0 else self.pairs.get(peer)
+        found = self.whole.get(place.number) if peer < 0 else self.pairs.get((place.number, peer))
         if found is None:
             if hd_captures(place.gpu, <void*> stream):
                 raise DistBackendError(

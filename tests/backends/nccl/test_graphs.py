@@ -76,6 +76,34 @@ def test_captured_operations_are_replayed():
         work.wait()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_captured_messages():
+    rank, stream = dist.get_rank(), standin.Stream()
+    data, other = gpu(torch.zeros(4)), gpu(torch.zeros(4))
+    source = torch.ones(4)
+
+    def exchange() -> None:
+        if rank == 0:
+            dist.send(data, 1)
+            dist.irecv(other, 1).wait()
+        elif rank == 1:
+            dist.recv(other, 0)
+            dist.isend(data, 0).wait()
+
+    exchange()  # the communicator is there
+    standin.Stream(0).synchronize()
+    with standin.Graph(stream) as graph:
+        stream.kernel(0.0, data.data_ptr(), source.data_ptr(), data.nbytes)
+        exchange()
+    parallel_assert(graph.error == 0, lambda: f"CUDA's error {graph.error}")
+    for turn in (2.0, 3.0):
+        source.fill_(turn + rank)
+        graph.replay()
+        stream.synchronize()
+        wanted = turn + 1 - rank
+        parallel_assert(rank > 1 or bool((cpu(other) == wanted).all()), lambda: str(other))
+
+
 def test_what_cannot_be_captured_is_refused_and_breaks_nothing(monkeypatch):
     size = dist.get_world_size()
     stream = standin.Stream()
