@@ -463,6 +463,7 @@ cdef class StreamQueue:
         place = self.place(index)
         blocks = blocks or self.blocking_wait
         held = list(tensors)
+        keep = None if self.orderly and not asynchronous else held  # as in one()
         batch = shown[0] if api == "batch_isend_irecv" and shown is not None else tensors
         abouts = describe_any(about, api, regions, peer, facts, batch, reads)
         with self.lock:
@@ -473,7 +474,7 @@ cdef class StreamQueue:
                 if self.recording is not None and not hd_captures(place.gpu, <void*> current):
                     ins, outs = (tensors, tensors) if shown is None else shown
                     entry = self.recording.note(api, ins, outs, peer, self.limit)
-                w = self.start(api, place, comm, current, asynchronous, NULL, enqueue, held, about, abouts)
+                w = self.start(api, place, comm, current, asynchronous, NULL, enqueue, keep, about, abouts)
                 if entry is not None:
                     entry.follow(self.work_of(w, place, current, None, (), False, -1))
                 work = self.work_of(w, place, current, held, tensors, blocks, source)

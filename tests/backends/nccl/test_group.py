@@ -205,6 +205,20 @@ def test_alone_tensors_are_kept_for_as_long_as_they_are_needed(how, runtime, mon
     parallel_assert(bool((memory == dist.get_world_size()).all()), f"{memory}")
 
 
+def test_alone_lists_are_free_after_a_synchronous_call(runtime, monkeypatch):
+    monkeypatch.setattr(runtime, "orderly", True)
+    start()
+    memory = [torch.ones(4) for _ in range(dist.get_world_size() + 1)]
+    tensors = [each.as_subclass(standin.FakeCuda) for each in memory]
+    alive = [weakref.ref(each) for each in tensors]
+    dist.all_gather(tensors[1:], tensors[0])
+    dist.reduce(tensors[0], 0)
+    tensors.clear()
+    left = sum(each() is not None for each in alive)
+    standin.Stream(0).synchronize()
+    parallel_assert(not left, lambda: f"{left} tensors are kept")
+
+
 def test_each_tensor_goes_to_its_backend():
     host, other = torch.ones(3), gpu(torch.ones(3))
     dist.all_reduce(host)
