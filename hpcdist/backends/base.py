@@ -48,7 +48,7 @@ class BackendOptions:
         If the group is a shrunk `parent`, the flags of :func:`hpcdist.shrink_group`.
     device : int or None
         Index of the GPU this process uses, if the user gave it: a backend then makes what it needs
-        for that GPU now.
+        for that GPU now, and runs there what has no tensor.
     end : float
         When the group must be made, of ``time.monotonic``; infinity means `timeout` from
         now.
@@ -103,8 +103,12 @@ class GroupBackend:
         A number in which all ranks must agree, compared with the call's other arguments.
     monitored : float
         Seconds after which a barrier names the ranks that are missing.
+    device : int
+        Index of the GPU of a barrier, for backends that set ``has_devices``.
     """
 
+    #: Whether a barrier runs on a GPU that can be chosen.
+    has_devices = False
     #: The native communicator, if this is one; no class but MPI's is.
     native: Comm | None = None
     #: Level of the agreement of the ranks before each operation; 0: there is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import timedelta
 from typing import Any, overload
 
@@ -51,7 +52,8 @@ def barrier(
     async_op : bool
         Return at once; the handle is done when all ranks have called.
     device_ids : list of int, optional
-        Accepted for compatibility with torch: a barrier over MPI involves no device.
+        Over NCCL alone, the barrier runs on the GPU of the first index; None means the group's
+        ``device_id``, else the current one. A barrier over MPI involves no device.
     timeout : datetime.timedelta, optional
         After this long a missing rank is an error; None means the group's timeout.
 
@@ -79,8 +81,11 @@ def barrier(
     with refusing(agreeing(comm), "barrier"):
         if device_ids is not None and not isinstance(device_ids, list):
             raise TypeError(f"device_ids must be a list of int, not {type(device_ids).__name__}")
+        about: dict[str, Any] = {}
+        if device_ids and getattr(comm, "has_devices", False):
+            about["device"] = operator.index(device_ids[0])
         seconds = None if timeout is None else seconds_of(timeout)
     if seconds is None:
-        return comm.barrier(async_op)
+        return comm.barrier(async_op, **about)
     with limited(seconds):
-        return comm.barrier(async_op)
+        return comm.barrier(async_op, **about)

@@ -35,7 +35,7 @@ def derive(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None
 
 
 def _split(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None:
-    index = parent.queue.runtime.index()
+    index = parent.queue.index()
     with parent.queue.lock:
         parent.derived += 1
         comm = parent.communicators.usable(index)
@@ -52,7 +52,7 @@ def _split(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None
 
 
 def _shrink(child: NcclGroup, parent: NcclGroup, options: BackendOptions) -> None:
-    index = parent.queue.runtime.index()
+    index = parent.queue.index()
     aborts = bool(options.shrinks)
     with parent.queue.lock:
         comm = parent.communicators.usable(index)

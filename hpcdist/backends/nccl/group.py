@@ -45,6 +45,8 @@ class NcclGroup(GroupBackend):
         What the user asked for.
     """
 
+    has_devices = True
+
     def __init__(self, channel: Channel, options: BackendOptions, chosen: NCCLOptions) -> None:
         self.channel = channel
         self.rank, self.size, self.name = channel.rank, channel.size, options.group_id
@@ -75,6 +77,7 @@ class NcclGroup(GroupBackend):
             blocking_wait=bool(config.get("nccl_blocking_wait")),
             compare=compare,
             recording=self._recording(options),
+            device=_device(options),
         )
         # bound, because a Python method around them would take a tenth of their time
         calls = SingleCalls(self.queue, host_arrays.run_on_copies)
@@ -197,10 +200,13 @@ class NcclGroup(GroupBackend):
     # --- barrier and messages ----------------------------------------------------------------
 
     def barrier(self, async_op: bool = False, **about: Any) -> Any:
-        """Wait until all ranks have called; this call blocks the host, and not a stream alone."""
+        """Wait until all ranks have called; this call blocks the host, and not a stream alone.
+
+        ``device`` is the index of the one it runs on; without it the group's, else the current one.
+        """
         api, extra = str(about.get("api", "barrier")), int(about.get("extra", 0))
         host_arrays.refuse_capture(self.queue, api)
-        flag = host_arrays.upload(self.queue, np.ones(1, np.int32))
+        flag = host_arrays.upload(self.queue, np.ones(1, np.int32), about.get("device"))
         own = region(flag, "barrier")
 
         def enqueue(comm: Communicator, stream: int) -> None:
@@ -296,6 +302,13 @@ class NcclGroup(GroupBackend):
             raise forked_error("NCCL")
         self.queue.close("aborted")
         self.communicators.abort()
+
+
+def _device(options: BackendOptions) -> int | None:
+    """The device that the group was given, or else its parent."""
+    if options.device is None and isinstance(options.parent, NcclGroup):
+        return options.parent.queue.device
+    return options.device
 
 
 @atexit.register

@@ -27,10 +27,11 @@ def refuse_capture(queue: StreamQueue, api: str) -> None:
         )
 
 
-def upload(queue: StreamQueue, array: Any) -> Any:
-    """Return a copy of an array on the current device."""
+def upload(queue: StreamQueue, array: Any, device: int | None = None) -> Any:
+    """Return a copy of an array on a device; None: the group's, else the current one."""
     refuse_capture(queue, "an exchange of the host's own data")
-    return queue.runtime.upload(np.ascontiguousarray(array), queue.runtime.index())
+    index = queue.index() if device is None else device
+    return queue.runtime.upload(np.ascontiguousarray(array), index)
 
 
 def wait_on_host(work: Any) -> None:

@@ -68,6 +68,8 @@ cdef class StreamQueue:
     compare : callable, optional
         Called with an operation's name and arguments before it starts; raises if another rank
         calls something else. None: nothing is compared.
+    device : int, optional
+        Index of the device of what has no tensor on one; None: the current one.
     recording : object, optional
         ``note(api, inputs, outputs, peer, seconds)`` returns a record of an operation, with
         ``follow(work)`` and ``failed()``; ``failed()`` of the recording itself is called when a
@@ -97,6 +99,7 @@ cdef class StreamQueue:
     cdef bint blocking_wait
     cdef object compare
     cdef object recording
+    cdef readonly object device
     cdef str ended               # "freed" or "aborted" if no operation may begin any more
     cdef double limit
     cdef object acquire
@@ -112,7 +115,7 @@ cdef class StreamQueue:
     cdef hd_watched* newest
 
     def __init__(self, str name, int rank, int size, timeout, runtime, communicators, *, bint urgent=True,
-                 bint blocking_wait=False, compare=None, recording=None):
+                 bint blocking_wait=False, compare=None, recording=None, device=None):
         self.name = name
         self.rank = rank
         self.size = size
@@ -124,6 +127,7 @@ cdef class StreamQueue:
         self.blocking_wait = blocking_wait
         self.compare = compare
         self.recording = recording
+        self.device = device
         self.places = {}
         self.lock = threading.RLock()
         self.acquire = self.lock.acquire
@@ -195,6 +199,10 @@ cdef class StreamQueue:
             place.stream = self.runtime.stream(place.index, self.urgent)
             place.own = self.runtime.handle(place.stream)
         return place.own
+
+    def index(self):
+        """Index of the device of what has no tensor on one."""
+        return self.runtime.index() if self.device is None else self.device
 
     # ---- operations in flight ----
 
@@ -447,7 +455,7 @@ cdef class StreamQueue:
         NcclWork or None
         """
         cdef bint asynchronous = async_op if async_op is True or async_op is False else checked_async(async_op)
-        cdef int index = regions[0].device if regions else self.runtime.index()
+        cdef int index = regions[0].device if regions else self.index()
         cdef Place place
         cdef uintptr_t current
         cdef Communicator comm

@@ -344,6 +344,30 @@ def test_alone_without_mpi_for_the_host(blocking):
     parallel_assert(bool((cpu(data) == size * half.size()).all()))
 
 
+def test_alone_devices_of_what_has_no_tensor(runtime, monkeypatch):
+    """The one that is named, else the group's, else the current one."""
+    start("nccl")
+    found: list[int] = []
+
+    def upload(array: object, index: int) -> torch.Tensor:
+        found.append(index)
+        return gpu(torch.as_tensor(array))
+
+    monkeypatch.setattr(runtime, "upload", upload, raising=False)
+    dist.barrier()
+    dist.barrier(device_ids=[3])
+    dist.barrier(device_ids=[])
+    dist.barrier(device_ids=[3], timeout=timedelta(seconds=5))
+    parallel_assert(found == [0, 3, 0, 3], f"{found}")
+    dist.destroy_process_group()
+    dist.init_process_group("nccl", timeout=timedelta(seconds=20), device_id=2)
+    found.clear()
+    dist.barrier()
+    dist.barrier(device_ids=[3])
+    dist.barrier(dist.new_group(list(range(dist.get_world_size()))))
+    parallel_assert(found == [2, 3, 2], f"{found}")
+
+
 def test_alone_subgroups_of_each_node():
     start("nccl")
     node = dist.group.WORLD.carrier.node_ranks
