@@ -322,11 +322,12 @@ def region(tensor, bint writable, int memory, str name, str role):
     Returns
     -------
     tuple of int
-        Address, elements, hpcdist's code of the element type, index of the device.
+        Address, elements, hpcdist's code of the element type, index of the device; numbers that
+        stand for the shape and, where the elements are not in C order, for the strides, else 0.
     """
     cdef hd_buf b
     cdef int index = fill_device(tensor, &b, writable, memory, name, role)
-    return <uintptr_t> b.ptr, b.n, b.dtype, index
+    return <uintptr_t> b.ptr, b.n, b.dtype, index, b.shape, b.strides
 
 
 cdef object adopt(ncclComm_t comm, int rc, str what, int size, int rank, bint blocking, double timeout):

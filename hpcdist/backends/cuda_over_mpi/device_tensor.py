@@ -50,7 +50,7 @@ class DeviceTensor(NamedTuple):
     def inspect(cls, tensor: Any, role: str, writable: bool = True) -> DeviceTensor:
         """Look at a tensor; whatever is wrong with it is an error here."""
         runtime = cuda.runtime()
-        address, elements, code, index = _nccl.region(
+        address, elements, code, index, _, _ = _nccl.region(
             tensor, writable, runtime.memory, runtime.name, role
         )
         plain = elements < 2 or tensor.is_contiguous()

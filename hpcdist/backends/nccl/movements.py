@@ -9,7 +9,14 @@ from hpcdist import _nccl
 from hpcdist._nccl import Communicator, StreamQueue
 from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 
-from .tensors import check_count, common_dtype, region, split_rows
+from .tensors import (
+    check_contiguous,
+    check_count,
+    check_order,
+    common_dtype,
+    region,
+    split_rows,
+)
 
 
 def all_gather_coalesced(
@@ -37,6 +44,7 @@ def gather_all(
         found = [region(each, f"{api}: output") for each in outputs]
         common_dtype(api, [own, *found], "outputs and input")
         check_count(api, found[rank].elements, own.elements, "this rank's output")
+        check_order(api, own, found[rank], "input and this rank's output")
         outs.append(found)
     written = [out for found in outs for out in found]
     refuse_overlap(written, "output")
@@ -83,6 +91,8 @@ def all_to_all_single(
     out = region(output, f"{api}: output")
     own = region(input, f"{api}: input", False)
     dtype = common_dtype(api, [out, own], "output and input")
+    check_contiguous(api, out, "output")
+    check_contiguous(api, own, "input")
     if output_splits or input_splits:
         outs = split_rows(api, output, output_splits, size, "output")
         ins = split_rows(api, input, input_splits, size, "input")
@@ -113,12 +123,15 @@ def exchange(
     own: dict[int, int],
     async_op: bool,
 ) -> Any:
-    """Start sends and receives together; `own`: what may stay where it is."""
+    """Start sends and receives together; `own`: the place of what this rank gives itself."""
     ins = [region(each, f"{api}: what is sent", False) for each in sent]
     outs = [region(each, f"{api}: what is received") for each in received]
     dtype = common_dtype(api, [*ins, *outs], "the tensors")
     refuse_overlap(outs, "output")
     refuse_input_in_output(ins, outs, own, "input", "output")
+    for gives, takes in own.items():
+        if gives < len(ins) and takes < len(outs):
+            check_order(api, ins[gives], outs[takes], "this rank's own input and output")
     kind, lanes = _nccl.movement(dtype)
 
     def enqueue(comm: Communicator, stream: int) -> None:

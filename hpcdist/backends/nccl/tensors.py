@@ -11,12 +11,14 @@ from hpcdist.backends import cuda
 
 
 class Region(NamedTuple):
-    """The memory of a tensor."""
+    """The memory of a tensor; `shape` and `strides` are numbers that stand for them."""
 
     address: int
     elements: int
     dtype: int
     device: int
+    shape: int
+    strides: int
 
     @property
     def size(self) -> int:
@@ -50,6 +52,23 @@ def check_count(api: str, found: int, wanted: int, what: str) -> None:
     """Raise unless a list or a tensor has as many elements as the operation needs."""
     if found != wanted:
         raise ValueError(f"{api}: {what} has {found} elements, and needs {wanted}")
+
+
+def check_order(api: str, one: Region, other: Region, what: str) -> None:
+    """Raise if bytes that are moved from one to the other would be those of other elements."""
+    if one.strides != other.strides:
+        raise ValueError(
+            f"{api}: {what} have their elements in different orders in memory (strides), and "
+            "nothing is copied silently: pass contiguous tensors"
+        )
+
+
+def check_contiguous(api: str, found: Region, what: str) -> None:
+    """Raise unless a tensor whose blocks are of different ranks is in C order."""
+    if found.strides:
+        raise ValueError(
+            f"{api}: {what} must be C-contiguous, because its blocks are; pass {what}.contiguous()"
+        )
 
 
 def split_rows(api: str, tensor: Any, splits: Any, size: int, what: str) -> list[Any]:

@@ -37,6 +37,13 @@ cdef int fits(str api, int64_t found, int64_t wanted, str what) except -1:
     return 0
 
 
+cdef int in_order(str api, hd_buf* b, str what) except -1:
+    """Only in C order do the blocks of different ranks lie one behind the other."""
+    if b.strides:
+        raise ValueError(f"{api}: {what} must be C-contiguous, because its blocks are; pass {what}.contiguous()")
+    return 0
+
+
 cdef int in_own_block(str api, hd_buf* block, hd_buf* whole, int rank) except -1:
     """In the tensor of all ranks' blocks, NCCL accepts one rank's block only in its own place."""
     cdef size_t item = hd_itemsize(block.dtype)
@@ -124,6 +131,8 @@ cdef class SingleCalls:
         other = fill_device(input, &own, False, queue.memory, queue.device_type, "all_gather_into_tensor: input")
         equal(name, &out, &own, index, other)
         fits(name, out.n, own.n * queue.size, "output")
+        in_order(name, &out, "output")
+        in_order(name, &own, "input")
         in_own_block(name, &own, &out, queue.rank)
         kind, lanes = movement(own.dtype)
         c.kind = ALL_GATHER_CALL
@@ -148,6 +157,8 @@ cdef class SingleCalls:
         other = fill_device(input, &whole, False, queue.memory, queue.device_type, "reduce_scatter_tensor: input")
         equal(name, &out, &whole, index, other)
         fits(name, whole.n, out.n * queue.size, "input")
+        in_order(name, &out, "output")
+        in_order(name, &whole, "input")
         in_own_block(name, &out, &whole, queue.rank)
         w = way_of(out.dtype, known.code)
         c.kind = REDUCE_SCATTER_CALL

@@ -234,6 +234,44 @@ def test_each_tensor_goes_to_its_backend():
         dist.all_gather_into_tensor(gpu(torch.ones(5)), other)
 
 
+def test_blocks_in_another_order():
+    """Bytes that are moved as they lie would be the numbers of other elements."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def plain(n: int = 3) -> torch.Tensor:
+        return gpu(torch.arange(2.0 * size * n).reshape(2 * size, n) + rank)
+
+    turned = plain().t().contiguous().t()
+    outs, many = [plain() for _ in range(size)], gpu(torch.empty(2 * size * size, 3))
+    for call in (
+        lambda: dist.all_gather_into_tensor(many, turned),
+        lambda: dist.reduce_scatter_tensor(plain()[:2], turned),
+        lambda: dist.all_to_all_single(plain(), turned),
+        lambda: dist.all_to_all_single(turned, plain()),
+        lambda: dist.all_to_all_single(plain(), turned, [2] * size, [2] * size),
+    ):
+        with parallel_raises(ValueError, match="must be C-contiguous, because its blocks are"):
+            call()
+    for call in (
+        lambda: dist.all_gather(outs, turned),
+        lambda: dist.all_gather_coalesced([[each] for each in outs], [turned]),
+        lambda: dist.reduce_scatter(turned, outs),
+        lambda: dist.all_to_all(outs, [turned] * size),
+    ):
+        with parallel_raises(ValueError, match="different orders in memory"):
+            call()
+    if rank == 0:  # alone: the others would not hear of it
+        with pytest.raises(ValueError, match="different orders in memory"):
+            dist.gather(turned, outs, 0)
+        with pytest.raises(ValueError, match="different orders in memory"):
+            dist.scatter(turned, outs, 0)
+    # one order for both is right
+    outs = [plain().t().contiguous().t() for _ in range(size)]
+    dist.all_gather(outs, turned)
+    good = [bool((cpu(each) - cpu(turned) == r - rank).all()) for r, each in enumerate(outs)]
+    parallel_assert(all(good), lambda: str(good))
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_tensors_that_cannot_be_moved_are_refused_for_what_they_are():
     group = dist.new_group(backend="cuda:nccl")
