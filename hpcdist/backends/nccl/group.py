@@ -22,7 +22,7 @@ from .channel import Channel, MpiChannel
 from .communicators import Communicators
 from .options import NCCLOptions
 from .recording import Recording
-from .tensors import region
+from .tensors import check_count, region
 
 #: The operations that are native as a whole.
 _SINGLE_CALLS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -162,7 +162,9 @@ class NcclGroup(GroupBackend):
     def gather(
         self, tensor: Any, gather_list: Any, root: int, async_op: bool = False, **about: Any
     ) -> Any:
-        outputs = list(gather_list or [])
+        outputs = list(gather_list or []) if self.rank == root else []
+        if self.rank == root:
+            check_count("gather", len(outputs), self.size, "gather_list")
         places = range(len(outputs))
         if host_arrays.is_own(tensor, about):
             return host_arrays.exchange(self.queue, [tensor], [root], outputs, places)
@@ -173,7 +175,9 @@ class NcclGroup(GroupBackend):
     def scatter(
         self, tensor: Any, scatter_list: Any, root: int, async_op: bool = False, **about: Any
     ) -> Any:
-        inputs = list(scatter_list or [])
+        inputs = list(scatter_list or []) if self.rank == root else []
+        if self.rank == root:
+            check_count("scatter", len(inputs), self.size, "scatter_list")
         places = range(len(inputs))
         if host_arrays.is_own(tensor, about):
             return host_arrays.exchange(self.queue, inputs, places, [tensor], [root])

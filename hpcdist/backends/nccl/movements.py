@@ -96,6 +96,8 @@ def all_to_all_single(
     if output_splits or input_splits:
         outs = split_rows(api, output, output_splits, size, "output")
         ins = split_rows(api, input, input_splits, size, "input")
+        rank = queue.rank
+        check_count(api, outs[rank].numel(), ins[rank].numel(), "this rank's own output")
         return exchange(queue, api, ins, range(size), outs, range(size), {}, async_op)
     check_count(api, out.elements, own.elements, "output")
     if own.elements % size:
@@ -131,6 +133,7 @@ def exchange(
     refuse_input_in_output(ins, outs, own, "input", "output")
     for gives, takes in own.items():
         if gives < len(ins) and takes < len(outs):
+            check_count(api, outs[takes].elements, ins[gives].elements, "this rank's own output")
             check_order(api, ins[gives], outs[takes], "this rank's own input and output")
     kind, lanes = _nccl.movement(dtype)
 

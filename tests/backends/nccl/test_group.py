@@ -234,6 +234,31 @@ def test_each_tensor_goes_to_its_backend():
         dist.all_gather_into_tensor(gpu(torch.ones(5)), other)
 
 
+def test_blocks_of_other_sizes():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    four, outs = gpu(torch.ones(4)), [gpu(torch.ones(3)) for _ in range(size)]
+    own = "this rank's own output has 3 elements, and needs 4"
+    ins = [four if place == rank else outs[place].clone() for place in range(size)]
+    with parallel_raises(ValueError, match=own):
+        dist.all_to_all(outs, ins)
+    ins_splits = [1 + (place == rank) for place in range(size)]
+    out, rows = gpu(torch.ones(size)), gpu(torch.ones(size + 1))
+    with parallel_raises(ValueError, match="own output has 1 elements, and needs 2"):
+        dist.all_to_all_single(out, rows, [1] * size, ins_splits)
+    if rank == 0:  # alone: the others would not hear of it
+        with pytest.raises(ValueError, match=own):
+            dist.gather(four, outs, 0)
+        with pytest.raises(ValueError, match="has 5 elements, and needs 3"):
+            dist.scatter(gpu(torch.ones(5)), outs, 0)
+        for some in [[*outs, four]] + [outs[1:]] * (size > 1):
+            match = rf"list has {len(some)} elements, and needs {size}"
+            with pytest.raises(ValueError, match=match):
+                dist.gather(four, some, 0)
+            with pytest.raises(ValueError, match=match):
+                dist.scatter(four, some, 0)
+    dist.barrier()
+
+
 def test_blocks_in_another_order():
     """Bytes that are moved as they lie would be the numbers of other elements."""
     rank, size = dist.get_rank(), dist.get_world_size()
