@@ -169,7 +169,7 @@ class NcclGroup(GroupBackend):
         if host_arrays.is_own(tensor, about):
             return host_arrays.exchange(self.queue, [tensor], [root], outputs, places)
         return movements.exchange(
-            self.queue, "gather", [tensor], [root], outputs, places, {0: root}, async_op
+            self.queue, "gather", [tensor], [root], outputs, places, {0: root}, async_op, root
         )
 
     def scatter(
@@ -182,7 +182,7 @@ class NcclGroup(GroupBackend):
         if host_arrays.is_own(tensor, about):
             return host_arrays.exchange(self.queue, inputs, places, [tensor], [root])
         return movements.exchange(
-            self.queue, "scatter", inputs, places, [tensor], [root], {root: 0}, async_op
+            self.queue, "scatter", inputs, places, [tensor], [root], {root: 0}, async_op, root
         )
 
     def all_to_all(self, outputs: Any, inputs: Any, async_op: bool = False, **about: Any) -> Any:

@@ -124,6 +124,7 @@ def exchange(
     sources: Sequence[int],
     own: dict[int, int],
     async_op: bool,
+    root: int = -1,
 ) -> Any:
     """Start sends and receives together; `own`: the place of what this rank gives itself."""
     ins = [region(each, f"{api}: what is sent", False) for each in sent]
@@ -151,5 +152,5 @@ def exchange(
         shown = ([list(sent)], [list(received)])  # it was one tensor
     regions, reads = [*ins, *outs], len(ins)
     return queue.launch(
-        api, regions, tensors, enqueue, async_op, facts=(dtype,), shown=shown, reads=reads
+        api, regions, tensors, enqueue, async_op, facts=(dtype, root), shown=shown, reads=reads
     )

@@ -367,6 +367,12 @@ def test_the_entry_check_over_the_host():
     if dist.get_world_size() > 1:
         with parallel_raises(dist.DistMismatchError):
             dist.all_reduce(data[: 4 - (dist.get_rank() == 0)])
+        outs, root = [data.clone() for _ in range(dist.get_world_size())], dist.get_rank() % 2
+        here = dist.get_rank() == root
+        with parallel_raises(dist.DistMismatchError):
+            dist.gather(data, outs if here else None, root)
+        with parallel_raises(dist.DistMismatchError):
+            dist.scatter(data.clone(), outs if here else None, root)
     dist.all_reduce(data)  # nothing has moved, and the group is usable
     parallel_assert(bool((cpu(data) == dist.get_world_size() ** 2).all()))
     start()
