@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from hpcdist import _buffer, log
@@ -46,7 +46,7 @@ class StagedJob:
         self._callbacks: list[Callable[[], None]] = []
 
     def run(self) -> None:
-        """Run it on the current thread, and wake the waiters."""
+        """Run it on the current thread, and wake the waiters; its callbacks are called apart."""
         try:
             self.taken = True
             assert self._run is not None
@@ -57,6 +57,15 @@ class StagedJob:
         self._run = None
         with self._lock:
             self.done.set()
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether a function waits for its end."""
+        return bool(self._callbacks)
+
+    def call_back(self) -> None:
+        """Call the functions that wait for its end."""
+        with self._lock:
             callbacks, self._callbacks = self._callbacks, []
         for call in callbacks:
             call()
@@ -84,6 +93,7 @@ class StagingLane:
         self._busy = False
         self._inline = 0  # the thread that runs a job for itself, or 0
         self._thread: threading.Thread | None = None
+        self._calling: set[int] = set()  # the threads in callbacks of jobs that are over
 
     def start(self, job: StagedJob) -> None:
         """Append a job to the queue; the lane's thread runs it."""
@@ -163,17 +173,50 @@ class StagingLane:
                 job = self._waiting.popleft()
                 self._busy = True
             job.run()
-            del job  # and with it the tensors
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+                calls_back = job.calls_back
+                if calls_back:
+                    self._step_aside()
+            if calls_back and not self._call_back(job):
+                return
+            del job  # and with it the tensors
+
+    def _step_aside(self) -> None:
+        """Let another thread serve: a callback may wait for the operations that come next."""
+        self._thread = None
+        self._calling.add(threading.get_ident())
+        if self._waiting:
+            with suppress(DistBackendError):  # without a thread they come after the callback
+                self._provide()
+
+    def _call_back(self, job: StagedJob) -> bool:
+        """Call a job's callbacks; return whether this thread is to serve again."""
+        try:
+            job.call_back()
+        finally:
+            with self._changed:
+                self._calling.discard(threading.get_ident())
+                self._changed.notify_all()
+        with self._changed:
+            if self._thread is not None:
+                return False
+            self._thread = threading.current_thread()
+            return True
 
     def idle(self, until: float) -> bool:
-        """Wait until nothing is left, or a time of ``time.monotonic`` has come."""
+        """Wait until nothing is left, or a time of ``time.monotonic`` has come.
+
+        A callback that calls this does not wait for itself.
+        """
+        me = {threading.get_ident()}
+
+        def over() -> bool:
+            return not (self._busy or self._waiting or self._calling - me)
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._busy and not self._waiting, max(until - time.monotonic(), 0.0)
-            )
+            return self._changed.wait_for(over, max(until - time.monotonic(), 0.0))
 
 
 class StagingLanes:

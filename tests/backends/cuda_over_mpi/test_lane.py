@@ -111,6 +111,30 @@ def test_a_signal_handler_inside_a_job_is_refused(lanes: StagingLanes) -> None:
     assert seen == ["handled", "later", "next"]
 
 
+@pytest.mark.parametrize("queued", [False, True], ids=["nothing", "a job"])
+def test_a_callback_that_waits_for_what_comes_next(lanes: StagingLanes, queued: bool) -> None:
+    """Of a handle's future, with ``queued`` behind it: it runs on the lane's thread."""
+    go, over, seen = threading.Event(), threading.Event(), []
+    first, second = job(lambda: go.wait(20.0)), job(lambda: seen.append("queued"))
+    with lanes.use("key") as lane:
+
+        def callback() -> None:
+            for begin in (lane.start, lane.call):
+                begin(inside := job(lambda: seen.append("inside")))
+                assert inside.done.wait(20.0)
+            over.set()
+
+        first.when_done(callback)
+        lane.start(first)
+        if queued:
+            lane.start(second)
+        go.set()
+        assert over.wait(10.0)
+        lane.call(job(lambda: seen.append("next")))
+        assert lane.idle(time.monotonic() + 20.0)
+    assert seen == ["queued"] * queued + ["inside", "inside", "next"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
 def test_a_thread_that_cannot_be_started(
     lanes: StagingLanes, monkeypatch: pytest.MonkeyPatch, error: BaseException
