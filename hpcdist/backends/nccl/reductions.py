@@ -33,7 +33,7 @@ def all_reduce_coalesced(queue: StreamQueue, tensors: Any, op: Any, async_op: bo
                 at = each.address
                 comm.all_reduce(at, at, each.elements * lanes, kind, how, stream)
 
-    facts = (op, [(each.elements, each.dtype) for each in regions])
+    facts = (op, [each.form for each in regions])
     return queue.launch(api, regions, tensors, enqueue, async_op, facts=facts)
 
 
@@ -47,7 +47,7 @@ def reduce(queue: StreamQueue, tensor: Any, root: int, op: Any, async_op: bool) 
         kind, lanes, how = _translate(comm, own.dtype, op)
         comm.reduce(own.address, own.address, own.elements * lanes, kind, how, root, stream)
 
-    facts = (op, own.elements, own.dtype, root)
+    facts = (op, own.elements, own.form, root)
     return queue.launch("reduce", [own], [tensor], enqueue, async_op, facts=facts)
 
 
@@ -73,7 +73,7 @@ def reduce_scatter(
                 n = each.elements * lanes
                 comm.reduce(each.address, to, n, kind, how, root, stream)
 
-    facts = (op, dtype, [each.elements for each in ins])
+    facts = (op, [each.form for each in ins])
     return queue.launch(
         api,
         [*ins, out],

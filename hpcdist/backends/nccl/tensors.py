@@ -21,6 +21,11 @@ class Region(NamedTuple):
     strides: int
 
     @property
+    def form(self) -> tuple[int, int, int]:
+        """What ranks compare of it."""
+        return self.dtype, self.shape, self.strides
+
+    @property
     def size(self) -> int:
         """Number of bytes."""
         return self.elements * dtypes.lookup(self.dtype).itemsize

@@ -94,7 +94,7 @@ cdef class SingleCalls:
         c.dtype = w.kind
         c.how = w.how
         describe(&c.about, HD_ALL_REDUCE, b.dtype, known.code, -1, b.n, b.n, b.n)
-        facts = (known, b.n, b.dtype, extra) if queue.compare is not None else None
+        facts = (known, b.n, b.dtype, extra, b.shape, b.strides) if queue.compare is not None else None
         return queue.one(name, index, &c, tensor, tensor, async_op, facts, known.factor if w.how < 0 else None)
 
     def broadcast(self, tensor, int root, object async_op=False, *, api=None, extra=0):
@@ -114,7 +114,7 @@ cdef class SingleCalls:
         c.dtype = kind
         c.how = root
         describe(&c.about, HD_BROADCAST, b.dtype, -1, root, b.n, b.n, b.n)
-        facts = (b.n, b.dtype, root, extra) if queue.compare is not None else None
+        facts = (b.n, b.dtype, root, extra, b.shape, b.strides) if queue.compare is not None else None
         return queue.one(name, index, &c, tensor, tensor, async_op, facts, None)
 
     def all_gather_into_tensor(self, output, input, object async_op=False, *, api=None, extra=0):
@@ -141,7 +141,7 @@ cdef class SingleCalls:
         c.count = own.n * <int> lanes
         c.dtype = kind
         describe(&c.about, HD_ALL_GATHER, own.dtype, -1, -1, own.n, own.n, out.n)
-        facts = (own.dtype, own.n, extra) if queue.compare is not None else None
+        facts = (own.dtype, own.n, extra, own.shape) if queue.compare is not None else None
         return queue.one(name, index, &c, input, output, async_op, facts, None)
 
     def reduce_scatter_tensor(self, output, input, op=ReduceOp.SUM, object async_op=False, *, api=None):
@@ -168,5 +168,5 @@ cdef class SingleCalls:
         c.dtype = w.kind
         c.how = w.how
         describe(&c.about, HD_REDUCE_SCATTER, out.dtype, known.code, -1, whole.n, whole.n, out.n)
-        facts = (known, out.dtype, out.n) if queue.compare is not None else None
+        facts = (known, out.dtype, out.n, out.shape) if queue.compare is not None else None
         return queue.one(name, index, &c, input, output, async_op, facts, known.factor if w.how < 0 else None)

@@ -378,6 +378,35 @@ def test_the_entry_check_over_the_host():
     start()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_the_entry_check_compares_shapes_and_orders():
+    start(check=True)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    plain = torch.arange(6.0).reshape(2, 3)
+    for odd in (plain.t().contiguous().t(), plain.reshape(3, 2)):
+        data = gpu(odd if rank == 0 else plain)
+        several = [gpu(data) for _ in range(size)]
+        calls = [
+            lambda data=data: dist.all_reduce(data),
+            lambda data=data: dist.broadcast(data, 0),
+            lambda data=data: dist.reduce(data, 0),
+            lambda data=data: dist.all_reduce_coalesced([data]),
+            lambda data=data, several=several: dist.all_gather(several, data),
+            lambda data=data, several=several: dist.reduce_scatter(data, several),
+        ]
+        if odd.is_contiguous():
+            many = gpu(torch.empty(6 * size))
+            calls += [
+                lambda data=data, many=many: dist.all_gather_into_tensor(many, data),
+                lambda data=data, many=many: dist.reduce_scatter_tensor(data, many),
+            ]
+        for call in calls:
+            with parallel_raises(dist.DistMismatchError):
+                call()
+    dist.all_reduce(gpu(plain.t()))
+    start()
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_alone_without_mpi_for_the_host(blocking):
     start("nccl", blocking=blocking)
