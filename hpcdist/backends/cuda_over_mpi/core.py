@@ -245,7 +245,7 @@ class Core(GroupBackend):
                 self._stay_away(api, agreed, error)
             raise
         if asynchronous:
-            return StagedWork(runtime, index, job, tensors, outputs, [])
+            return StagedWork(runtime, index, stream, job, tensors, outputs, [])
         if job.event is not None:
             runtime.order(current, job.event)
         return None

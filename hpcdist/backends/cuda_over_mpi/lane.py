@@ -278,6 +278,8 @@ class StagedWork(StreamWork):
         Of :mod:`hpcdist.backends.cuda`.
     index : int
         The device.
+    begun_on : int
+        Handle of the stream that was the caller's then.
     job : StagedJob
         The operation.
     tensors : list
@@ -296,6 +298,7 @@ class StagedWork(StreamWork):
         self,
         runtime: Any,
         index: int,
+        begun_on: int,
         job: StagedJob,
         tensors: list[Any],
         outputs: list[Any],
@@ -303,6 +306,7 @@ class StagedWork(StreamWork):
     ) -> None:
         self._runtime = runtime
         self._index = index
+        self._begun_on = begun_on
         self._job = job
         self._tensors = tensors
         self._outputs = list(outputs)
@@ -324,8 +328,14 @@ class StagedWork(StreamWork):
         error = self.exception()
         if error is not None:
             raise error
-        if self._job.event is not None:
-            self._runtime.order(self._runtime.current(self._index), self._job.event)
+        event = self._job.event
+        if event is not None:
+            current = self._runtime.current(self._index)
+            self._runtime.order(current, event)
+            # freed memory may be used again at once in the stream that it is from
+            if self._runtime.handle(current) != self._begun_on and not self._runtime.reached(event):
+                self._tensors = []  # the group keeps them
+                return
         self._tensors.clear()  # for the group, too, which holds them by this list
 
     def is_completed(self) -> bool:

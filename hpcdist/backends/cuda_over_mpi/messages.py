@@ -163,7 +163,8 @@ class Messages(Core):
             tensors = [tensor]
             self._begin(lane, job, tensors, asynchronous)
             if asynchronous:
-                return StagedWork(runtime, part.device, job, tensors, tensors, source)
+                begun_on = runtime.handle(current)
+                return StagedWork(runtime, part.device, begun_on, job, tensors, tensors, source)
         if job.event is not None:
             runtime.order(current, job.event)
         return source[0]

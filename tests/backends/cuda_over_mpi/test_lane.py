@@ -100,7 +100,7 @@ def test_a_signal_handler_inside_a_job_is_refused(lanes: StagingLanes) -> None:
             with lanes.use("key") as same, pytest.raises(DistError, match="signal handler"):
                 same.call(job(lambda: seen.append("never")))
             lane.start(later)
-            work = StagedWork(None, 0, later, [], [], [])
+            work = StagedWork(None, 0, 0, later, [], [], [])
             with pytest.raises(DistError, match="signal handler called wait"):
                 work.wait()
             seen.append("handled")

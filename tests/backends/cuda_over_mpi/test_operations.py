@@ -220,6 +220,20 @@ def test_streams_wait_for_each_other(runtime):
     parallel_assert(bool((old == rank).all()) and bool((cpu(data) == 0).all()))
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same", "other"])
+def test_tensors_are_kept_until_the_stream_they_are_from_waits(runtime, elsewhere):
+    begun_on, group = standin.Stream(), dist.group.WORLD._backends["cuda"]
+    dist.all_reduce(gpu(torch.ones(1)))
+    runtime.lag = 0.3
+    with standin.on(begun_on):
+        work = dist.all_reduce(gpu(torch.ones(4)), async_op=True)
+    with standin.on(standin.Stream() if elsewhere else begun_on):
+        work.wait()
+    kept, done = sum(len(tensors) for _, tensors in group._held), work.is_completed()
+    parallel_assert(done or kept == elsewhere, lambda: f"{kept} tensors, {done}")
+    begun_on.synchronize()
+
+
 def test_several_streams_and_dropped_handles(runtime, rng):
     runtime.lag = 2e-4
     size, works = dist.get_world_size(), []
