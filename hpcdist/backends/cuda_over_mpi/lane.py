@@ -101,6 +101,12 @@ class StagingLane:
         with self._changed:
             self._append(job)
 
+    def prepare(self) -> None:
+        """Start the thread that jobs will need, if there is none: what fails, fails before them."""
+        with self._changed:
+            if self._thread is None:
+                self._provide()
+
     def refuse_in_handler(self, what: str) -> None:
         """Raise in a signal handler that runs while this thread runs a job itself."""
         if self._inline == threading.get_ident():

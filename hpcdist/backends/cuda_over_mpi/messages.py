@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -81,10 +81,15 @@ class Messages(Core):
         """Begin messages, all receives before the first send, unless one of them is wrong."""
         parts = self.look_at_batch(operations)
         works: list[Any] = [None] * len(parts)
-        for now in (False, True):
-            for place, (sends, tensor, peer, tag) in enumerate(operations):
-                if sends is now:
-                    works[place] = self._begin_message(parts[place], tensor, peer, tag, sends, True)
+        self._ready("batch_isend_irecv", True)
+        with ExitStack() as lanes:  # with a thread each: none begins if another one could not
+            for sends, _, peer, tag in operations:
+                lanes.enter_context(self._lanes.use((sends, peer, tag))).prepare()
+            for now in (False, True):
+                for place, (sends, tensor, peer, tag) in enumerate(operations):
+                    if sends is now:
+                        about = parts[place], tensor, peer, tag, sends, True
+                        works[place] = self._begin_message(*about)
         return works
 
     def look_at_batch(self, operations: Sequence[tuple[bool, Any, int, int]]) -> list[DeviceTensor]:

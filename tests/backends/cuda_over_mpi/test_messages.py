@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import cases
 import pytest
@@ -67,6 +68,36 @@ def test_a_long_and_a_short_tensor_do_not_match():
             work.wait()
         parallel_assert(rank != 0 or "rank 1 sent" in text, lambda text=text: text)
     dist.destroy_process_group(group)
+
+
+def test_a_batch_without_a_thread_for_each_message_begins_none(monkeypatch):
+    """The first receive would take the next message."""
+    rank, start, started, failed = dist.get_rank(), threading.Thread.start, [], False
+
+    def fail_later(self: threading.Thread) -> None:
+        started.append(self)
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    lost, out = empty(5, torch.float32), empty(5, torch.float32)
+    if rank == 0:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail_later)
+            try:
+                dist.batch_isend_irecv(
+                    [
+                        dist.P2POp(dist.irecv, lost, 1, tag=77),
+                        dist.P2POp(dist.isend, gpu(torch.ones(5)), 1, tag=78),
+                    ]
+                )
+            except dist.DistBackendError as error:
+                failed = "no thread could be started" in str(error)
+        dist.irecv(out, 1, tag=77).wait(5.0)
+    elif rank == 1:
+        dist.send(gpu(torch.full((5,), 7.0)), 0, tag=77)
+    good = rank != 0 or (failed and bool((cpu(out) == 7).all()))
+    parallel_assert(good, lambda: f"{failed}, {cpu(out)}")
 
 
 def test_messages_of_every_size(runtime, rng):
