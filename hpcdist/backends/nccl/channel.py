@@ -18,6 +18,7 @@ from hpcdist.errors import (
     DistStoreError,
     DistTimeoutError,
 )
+from hpcdist.launchers.pmi.server import node_of_this_process
 
 _UNIQUE = 128
 #: Tag of the messages between two ranks that make a communicator of their own.
@@ -41,6 +42,9 @@ class Channel(Protocol):
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
         """Exchange an identity between two ranks: the lower one's."""
+
+    def node_ranks(self, limit: float) -> tuple[int, ...]:
+        """Return the ranks on this rank's node."""
 
     def free(self) -> None:
         """Free the channel's resources."""
@@ -118,6 +122,10 @@ class MpiChannel:
             ranks.reverse()
         return _compare(parts, ranks)[0]
 
+    def node_ranks(self, limit: float) -> tuple[int, ...]:
+        """Return the ranks on this rank's node, as MPI knows them."""
+        return tuple(self.comm.node_ranks)
+
     def compare(self, api: str, facts: tuple[Any, ...]) -> None:
         """Compare what the ranks call: a mismatch or a missing rank raises."""
         number = zlib.crc32(repr((api, facts)).encode()) >> 1
@@ -155,6 +163,16 @@ class StoreChannel:
         self._store = store
         self.rank = rank
         self.size = size
+        self._node = node_of_this_process().encode()
+        self._here: tuple[int, ...] = ()
+        store.set(f"nccl/node/{rank}", self._node)  # for ranks that ask
+
+    def node_ranks(self, limit: float) -> tuple[int, ...]:
+        """Return the ranks on this rank's node; the first call waits until all have the group."""
+        if not self._here:
+            nodes = self._exchange("nccl/node", range(self.size), self._node, limit)
+            self._here = tuple(rank for rank, node in enumerate(nodes) if node == self._node)
+        return self._here
 
     def _exchange(self, key: str, ranks: Sequence[int], own: bytes, limit: float) -> list[bytes]:
         """Return the values of all ranks; the error names the missing ones."""

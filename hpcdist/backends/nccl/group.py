@@ -116,10 +116,8 @@ class NcclGroup(GroupBackend):
 
     @property
     def node_ranks(self) -> tuple[int, ...]:
-        """Group ranks on this rank's node, as far as the host's channel knows."""
-        if isinstance(self.channel, MpiChannel):
-            return tuple(self.channel.comm.node_ranks)
-        return (self.rank,)
+        """Group ranks on this rank's node."""
+        return self.channel.node_ranks(self.timeout)
 
     def failure(self) -> Exception | None:
         """The error of an operation in flight, or None; after an error the group cannot be used."""

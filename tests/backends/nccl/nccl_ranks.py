@@ -45,6 +45,8 @@ def everything() -> None:
         elif rank == 1:
             dist.recv(pair, 0)
             assert cpu(pair).item() == 1
+    assert dist.get_node_local_rank() == rank  # all are on this machine
+    assert dist.new_subgroups()[0].size() == size
     half = dist.new_group(list(range(rank % 2, size, 2)), use_local_synchronization=True)
     dist.all_reduce(data.fill_(1), group=half)
     assert bool((cpu(data) == half.size()).all())
