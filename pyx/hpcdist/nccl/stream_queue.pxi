@@ -495,13 +495,3 @@ cdef class StreamQueue:
         if blocks:
             work._wait(-1)
         return None
-
-
-cdef void drop(hd_watched* w):
-    """Remove an operation from the queue."""
-    cdef void* keep = w.keep
-    if hd_watch_forked():
-        return  # it is the parent's: its threads may have held locks
-    w.keep = NULL
-    hd_watch_put(w)
-    Py_XDECREF(<PyObject*> keep)

@@ -253,6 +253,16 @@ cdef str name_of(hd_watched* w):
     return text.decode("utf-8", "replace")
 
 
+cdef void drop(hd_watched* w):
+    """Remove an operation from the queue."""
+    cdef void* keep = w.keep
+    if hd_watch_forked():
+        return  # it is the parent's: its threads may have held locks
+    w.keep = NULL
+    hd_watch_put(w)
+    Py_XDECREF(<PyObject*> keep)
+
+
 cdef int hold(hd_watched* w, double seconds) except -1:
     """Wait on the host for at most `seconds`, and check for signals. Returns the state."""
     cdef int state

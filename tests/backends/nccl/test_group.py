@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from datetime import timedelta
-from types import SimpleNamespace
 
 import cases
 import numpy as np
@@ -16,8 +14,6 @@ from standin import cpu, gpu
 
 import hpcdist as dist
 from hpcdist import ReduceOp, _nccl, dtypes
-from hpcdist.backends.nccl.communicators import Communicators
-from hpcdist.backends.nccl.options import NCCLOptions
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.standin
@@ -234,69 +230,6 @@ def test_each_tensor_goes_to_its_backend():
         dist.all_gather_into_tensor(gpu(torch.ones(5)), other)
 
 
-def test_blocks_of_other_sizes():
-    rank, size = dist.get_rank(), dist.get_world_size()
-    four, outs = gpu(torch.ones(4)), [gpu(torch.ones(3)) for _ in range(size)]
-    own = "this rank's own output has 3 elements, and needs 4"
-    ins = [four if place == rank else outs[place].clone() for place in range(size)]
-    with parallel_raises(ValueError, match=own):
-        dist.all_to_all(outs, ins)
-    ins_splits = [1 + (place == rank) for place in range(size)]
-    out, rows = gpu(torch.ones(size)), gpu(torch.ones(size + 1))
-    with parallel_raises(ValueError, match="own output has 1 elements, and needs 2"):
-        dist.all_to_all_single(out, rows, [1] * size, ins_splits)
-    if rank == 0:  # alone: the others would not hear of it
-        with pytest.raises(ValueError, match=own):
-            dist.gather(four, outs, 0)
-        with pytest.raises(ValueError, match="has 5 elements, and needs 3"):
-            dist.scatter(gpu(torch.ones(5)), outs, 0)
-        for some in [[*outs, four]] + [outs[1:]] * (size > 1):
-            match = rf"list has {len(some)} elements, and needs {size}"
-            with pytest.raises(ValueError, match=match):
-                dist.gather(four, some, 0)
-            with pytest.raises(ValueError, match=match):
-                dist.scatter(four, some, 0)
-    dist.barrier()
-
-
-def test_blocks_in_another_order():
-    """Bytes that are moved as they lie would be the numbers of other elements."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-
-    def plain(n: int = 3) -> torch.Tensor:
-        return gpu(torch.arange(2.0 * size * n).reshape(2 * size, n) + rank)
-
-    turned = plain().t().contiguous().t()
-    outs, many = [plain() for _ in range(size)], gpu(torch.empty(2 * size * size, 3))
-    for call in (
-        lambda: dist.all_gather_into_tensor(many, turned),
-        lambda: dist.reduce_scatter_tensor(plain()[:2], turned),
-        lambda: dist.all_to_all_single(plain(), turned),
-        lambda: dist.all_to_all_single(turned, plain()),
-        lambda: dist.all_to_all_single(plain(), turned, [2] * size, [2] * size),
-    ):
-        with parallel_raises(ValueError, match="must be C-contiguous, because its blocks are"):
-            call()
-    for call in (
-        lambda: dist.all_gather(outs, turned),
-        lambda: dist.all_gather_coalesced([[each] for each in outs], [turned]),
-        lambda: dist.reduce_scatter(turned, outs),
-        lambda: dist.all_to_all(outs, [turned] * size),
-    ):
-        with parallel_raises(ValueError, match="different orders in memory"):
-            call()
-    if rank == 0:  # alone: the others would not hear of it
-        with pytest.raises(ValueError, match="different orders in memory"):
-            dist.gather(turned, outs, 0)
-        with pytest.raises(ValueError, match="different orders in memory"):
-            dist.scatter(turned, outs, 0)
-    # one order for both is right
-    outs = [plain().t().contiguous().t() for _ in range(size)]
-    dist.all_gather(outs, turned)
-    good = [bool((cpu(each) - cpu(turned) == r - rank).all()) for r, each in enumerate(outs)]
-    parallel_assert(all(good), lambda: str(good))
-
-
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_tensors_that_cannot_be_moved_are_refused_for_what_they_are():
     group = dist.new_group(backend="cuda:nccl")
@@ -360,53 +293,6 @@ def test_subgroups():
         dist.all_reduce(gone, group=odd)
 
 
-def test_the_entry_check_over_the_host():
-    start(check=True)
-    data = gpu(torch.ones(4))
-    dist.all_reduce(data)
-    if dist.get_world_size() > 1:
-        with parallel_raises(dist.DistMismatchError):
-            dist.all_reduce(data[: 4 - (dist.get_rank() == 0)])
-        outs, root = [data.clone() for _ in range(dist.get_world_size())], dist.get_rank() % 2
-        here = dist.get_rank() == root
-        with parallel_raises(dist.DistMismatchError):
-            dist.gather(data, outs if here else None, root)
-        with parallel_raises(dist.DistMismatchError):
-            dist.scatter(data.clone(), outs if here else None, root)
-    dist.all_reduce(data)  # nothing has moved, and the group is usable
-    parallel_assert(bool((cpu(data) == dist.get_world_size() ** 2).all()))
-    start()
-
-
-@pytest.mark.mpi(min_size=2)
-def test_the_entry_check_compares_shapes_and_orders():
-    start(check=True)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    plain = torch.arange(6.0).reshape(2, 3)
-    for odd in (plain.t().contiguous().t(), plain.reshape(3, 2)):
-        data = gpu(odd if rank == 0 else plain)
-        several = [gpu(data) for _ in range(size)]
-        calls = [
-            lambda data=data: dist.all_reduce(data),
-            lambda data=data: dist.broadcast(data, 0),
-            lambda data=data: dist.reduce(data, 0),
-            lambda data=data: dist.all_reduce_coalesced([data]),
-            lambda data=data, several=several: dist.all_gather(several, data),
-            lambda data=data, several=several: dist.reduce_scatter(data, several),
-        ]
-        if odd.is_contiguous():
-            many = gpu(torch.empty(6 * size))
-            calls += [
-                lambda data=data, many=many: dist.all_gather_into_tensor(many, data),
-                lambda data=data, many=many: dist.reduce_scatter_tensor(data, many),
-            ]
-        for call in calls:
-            with parallel_raises(dist.DistMismatchError):
-                call()
-    dist.all_reduce(gpu(plain.t()))
-    start()
-
-
 @pytest.mark.parametrize("blocking", [True, False])
 def test_alone_without_mpi_for_the_host(blocking):
     start("nccl", blocking=blocking)
@@ -440,30 +326,6 @@ def test_alone_without_mpi_for_the_host(blocking):
     half = dist.new_group(list(range(rank % 2, size, 2)), use_local_synchronization=True)
     dist.all_reduce(data, group=half)
     parallel_assert(bool((cpu(data) == size * half.size()).all()))
-
-
-def test_alone_devices_of_what_has_no_tensor(runtime, monkeypatch):
-    """The one that is named, else the group's, else the current one."""
-    start("nccl")
-    found: list[int] = []
-
-    def upload(array: object, index: int) -> torch.Tensor:
-        found.append(index)
-        return gpu(torch.as_tensor(array))
-
-    monkeypatch.setattr(runtime, "upload", upload, raising=False)
-    dist.barrier()
-    dist.barrier(device_ids=[3])
-    dist.barrier(device_ids=[])
-    dist.barrier(device_ids=[3], timeout=timedelta(seconds=5))
-    parallel_assert(found == [0, 3, 0, 3], f"{found}")
-    dist.destroy_process_group()
-    dist.init_process_group("nccl", timeout=timedelta(seconds=20), device_id=2)
-    found.clear()
-    dist.barrier()
-    dist.barrier(device_ids=[3])
-    dist.barrier(dist.new_group(list(range(dist.get_world_size()))))
-    parallel_assert(found == [2, 3, 2], f"{found}")
 
 
 def test_alone_subgroups_of_each_node():
@@ -537,52 +399,3 @@ def test_options_in_the_place_of_async_op_are_refused(module):
         with parallel_raises(TypeError, match="async_op must be True or False, not AllToAllOpt"):
             call()
     dist.group.WORLD.barrier(module.BarrierOptions()).wait()
-
-
-def test_pairs_of_each_device(monkeypatch):
-    """Messages of tensors on two devices have a communicator on each."""
-
-    class Channel:
-        rank, size = 0, 2
-
-        def agree_with(self, peer: int, number: int, unique: bytes, timeout: float) -> bytes:
-            return bytes([number])
-
-    made = Communicators(Channel(), NCCLOptions(), None, "pairs", 5.0)
-    monkeypatch.setattr(made, "_join", lambda index, unique, size, rank: (index, unique[0]))
-    monkeypatch.setattr(_nccl, "unique_id", bytes)
-    found = [made.connect_pair(index, 1) for index in (0, 1, 0, 1)]
-    wanted = [(0, b"\x01"), (1, b"\x02")]
-    parallel_assert(found == wanted * 2, f"{found}")
-
-
-@pytest.mark.parametrize("blocking", [True, False])
-def test_the_callers_device_stays(monkeypatch, blocking):
-    entered = threading.local()
-
-    class Devices:
-        def index(self) -> int:
-            return getattr(entered, "index", 0)
-
-        def enter(self, index: int) -> None:
-            entered.index = index
-
-    class Channel:
-        rank, size = 0, 1
-
-        def agree(self, number: int, unique: bytes, *about: object) -> list[bytes]:
-            return [unique]
-
-    def init(*about: object) -> None:
-        found.append(devices.index())
-        raise dist.DistBackendError("no communicator")
-
-    devices, found = Devices(), []
-    chosen = NCCLOptions(blocking=blocking)
-    made = Communicators(Channel(), chosen, devices, "devices", 5.0)  # type: ignore[arg-type]
-    monkeypatch.setattr(_nccl, "unique_id", bytes)
-    stub = SimpleNamespace(init=init)
-    monkeypatch.setattr("hpcdist.backends.nccl.communicators.Communicator", stub)
-    with parallel_raises(dist.DistBackendError, match="no communicator"):
-        made.connect(3)
-    parallel_assert(found == [3] and devices.index() == 0, f"{found}, {devices.index()}")
