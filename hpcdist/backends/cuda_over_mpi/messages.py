@@ -4,7 +4,7 @@ A tensor that fits into one buffer travels as one message, like a host tensor. A
 announced by a message of its own (its bytes, element type, bytes of a piece, and number), and
 follows in pieces, under the number that its sender gave it. Both are of kinds that no tensor of a
 user's matches. Messages between the same ranks with the same tag keep their order; others do not
-wait for each other.
+wait for each other, and neither do those of host tensors, nor receives from any rank.
 """
 
 from __future__ import annotations
