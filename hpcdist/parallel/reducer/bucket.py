@@ -17,6 +17,10 @@ API = counting("DistributedDataParallel", "backward pass")
 #: The same where buckets may be left out: the number is a digest, with this bit, of what is not.
 API_SKIPS = "DistributedDataParallel with skip_all_reduce_unused_params"
 DIGEST = 1 << 32
+#: The same where an exception ended backward on this rank when all averages were on their way, and
+#: the digest, with this bit, is also of how often.
+API_GIVEN_UP = "DistributedDataParallel after a backward that an exception ended"
+GIVEN_UP = 1 << 33
 MIB = 1 << 20
 #: Bytes from which NumPy asks for huge pages.
 HUGE = 4 * MIB
@@ -372,6 +376,8 @@ class Bucket:
     @staticmethod
     def _api(extra: int) -> str:
         """Return the name of the call for the other ranks, which tells what `extra` is."""
+        if extra & GIVEN_UP:
+            return API_GIVEN_UP
         return API_SKIPS if extra & DIGEST else API
 
     def _divide(self, divisor: int | None, before: bool) -> None:

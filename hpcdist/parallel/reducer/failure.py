@@ -54,11 +54,16 @@ class Failure:
         """Go on: the group was reconfigured, and the program has put its parameters in order."""
         self.error = None
 
-    def settle(self, call: Callable[[], Any]) -> None:
+    def settle(self, call: Callable[[], Any]) -> bool:
         """Make a blocking call and keep its error, if it is the first after which no rank goes on.
 
         After an error that left the ranks in step, a NaN for instance, each bucket has the same
         outcome on all of them, and the next pass averages all gradients.
+
+        Returns
+        -------
+        bool
+            Whether it was without an error.
         """
         try:
             call()
@@ -67,6 +72,8 @@ class Failure:
                 self._stats.failed(error)
             elif self.error is None:
                 self.note(error)
+            return False
+        return True
 
     def of_finish(self, error: BaseException, buckets: Sequence[Any], more: int) -> None:
         """Record an error raised while this rank waited for its averages."""
@@ -154,18 +161,21 @@ class Failure:
             Its exchange may be in flight too.
         """
         self.cut_off(buckets, started, more)
+        well = True
         for bucket in buckets[:started]:
             work = bucket.work
             if not hasattr(work, "give_up") and not hasattr(work, "is_completed"):
                 bucket.work = None  # a program's own object: it may raise each time
             if work is not None:
-                self.settle(partial(give_up, work))
-        self.settle(usage.wait)
+                well &= self.settle(partial(give_up, work))
+        well &= self.settle(usage.wait)
         for barrier in self._barriers or []:
             self.settle(barrier.wait)
         # If it has made all calls, the others are at the end of their pass, or have given up too.
         if not self._barriers and self.error is not None:
             self._transfer.refuse(buckets, self.error)
+        elif not self._barriers and not self._transfer.has_hook:
+            self._transfer.given_up += well  # else the other ranks have no averages either
         elif not self._barriers:
             try:
                 self._transfer.agree(buckets, API_ABANDON)

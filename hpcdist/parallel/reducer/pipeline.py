@@ -160,7 +160,7 @@ class Pipeline:
             self._next += 1
             self._start(buckets[self._next - 1], self._next - 1)
             if self._next == len(buckets) and self.tracks:
-                self._usage.share(self._transfer.comm, self._transfer.passes)
+                self._usage.share(self._transfer.comm, self._transfer.number)
             if self._next == len(buckets) and self.after_last is not None:
                 self.after_last()
 
@@ -266,7 +266,7 @@ class Pipeline:
             bucket.work = self._transfer.start(bucket, index, index == last)
         if self.tracks:
             self._usage.reset()
-            self._usage.share(self._transfer.comm, self._transfer.passes)
+            self._usage.share(self._transfer.comm, self._transfer.number)
         results = [bucket.work.wait() for bucket in self.buckets]
         self._usage.wait()
         self._part_gradients()

@@ -15,7 +15,7 @@ from hpcdist.backends.hooked import Hooked
 from hpcdist.errors import DistError, DistMismatchError
 from hpcdist.groups.comparison import digest, naming
 from hpcdist.groups.process_group import ProcessGroup
-from hpcdist.parallel.reducer.bucket import API_SKIPS, DIGEST
+from hpcdist.parallel.reducer.bucket import API_SKIPS, DIGEST, GIVEN_UP
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.results import gradients_in
 
@@ -56,6 +56,9 @@ class Transfer:
     passes : int
         Backward passes so far; part of the entry check, so that a rank that had no gradients at all
         in one of them cannot pair its next one's buckets with its peers' last.
+    given_up : int
+        How many of them an exception ended on this rank when all averages were on their way. Other
+        ranks may have those averages: what was not the same on all ranks is found in the next pass.
     divisor : int or None
         Divisor of the sums; None means the number of ranks.
     after_pass : list of callable
@@ -76,7 +79,7 @@ class Transfer:
 
     def __init__(self, group: ProcessGroup, skips: bool = False) -> None:
         self.group, self.skips = group, skips
-        self.passes = self.left_out = 0
+        self.passes = self.given_up = self.left_out = 0
         self.divisor: int | None = None
         self.after_pass: list[Callable[[], None]] = []
         self.broken: DistMismatchError | None = None
@@ -116,7 +119,7 @@ class Transfer:
 
     def follow(self) -> None:
         """The group was reconfigured: all ranks count anew, whatever they have come to."""
-        self.passes = 0
+        self.passes = self.given_up = 0
         self._count_anew()
 
     def _count_anew(self) -> None:
@@ -162,6 +165,8 @@ class Transfer:
 
     def end(self) -> None:
         """It has ended well."""
+        if self._hook is None and not self.skips:  # its calls have compared the number
+            self.given_up = 0
         if self._hook is not None and self._given:  # else all buckets were left out
             self._calls = self._made() - self._ended
             self._for_each = max(1, -(-self._calls // self._given))
@@ -320,13 +325,21 @@ class Transfer:
         """Reduce a packed bucket in this thread, and wait."""
         bucket.reduce(self.comm, self.divisor, self._extra(bucket), wait=True)
 
+    @property
+    def number(self) -> int:
+        """Of this pass, for the entry check: the same on all ranks that can go on."""
+        if not self.given_up:
+            return self.passes
+        return GIVEN_UP | zlib.crc32(f"{self.passes} {self.given_up}".encode())
+
     def _extra(self, bucket: Any) -> int:
         """What the entry check compares beside the call."""
+        number = self.number
         if not self.skips:
-            return self.passes
+            return number
         # else ranks that leave out other parameters would add up different ones
-        said = f"{self.passes} {bucket.members} {sorted(bucket.unused)}"
-        return DIGEST | zlib.crc32(said.encode())
+        said = f"{number} {bucket.members} {sorted(bucket.unused)}"
+        return number & GIVEN_UP | DIGEST | zlib.crc32(said.encode())
 
     def finish(self, bucket: Any, result: Any, keep: Sequence[int]) -> None:
         """Distribute the gradients of a reduced bucket.
