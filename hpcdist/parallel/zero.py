@@ -234,8 +234,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._check_generation()
         self._all_states = None
         Join.notify_join_context(self)
-        with self._refusing():
+        try:
             loss = self._local_step(closure, **kwargs)
+        except BaseException:
+            with self._refusing():  # only now: what the closure has called is no part of this
+                raise
         self._exchange()
         return loss
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -339,6 +340,27 @@ def test_a_step_that_raises_on_one_rank_is_an_error_on_all(as_view):
     for tensor in same:
         dist.broadcast(tensor, 0)
     parallel_assert(all(map(torch.equal, same, parameters)), "ranks differ after a retry")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_closure_that_raises_on_one_rank_behind_its_own_collectives():
+    """These are no part of the exchange, in which the other ranks are by then."""
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(2 * dist.get_world_size())]
+    zero = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.5)
+    for calls in (1, 20):
+
+        def closure(calls=calls):
+            for _ in range(calls):
+                dist.all_reduce(torch.ones(1))
+            assert odd_one(True, False), "loss is infinite"
+            return 0.0
+
+        began = time.monotonic()
+        with parallel_raises(odd_one(dist.DistError, AssertionError), match="loss is infinite"):
+            zero.step(closure)
+        parallel_assert(time.monotonic() - began < 5)
+    zero.step()
+    dist.barrier()
 
 
 class Far(torch.Tensor):
