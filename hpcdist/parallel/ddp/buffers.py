@@ -46,18 +46,12 @@ class Buffers:
         self, module: torch.nn.Module, group: ProcessGroup, ignored: Collection[str]
     ) -> None:
         self._group = group
-        # Keep the owner and the name, not the tensor: a module may replace its buffer.
-        self._places = [
-            (f"{prefix}.{name}" if prefix else name, owner, name)
-            for prefix, owner in module.named_modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
-        self._places = [place for place in self._places if place[0] not in ignored]
+        self._ignored = frozenset(ignored)
+        self._owners = list(module.named_modules())
         self._hook: tuple[Any, Callable[..., Any], str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self.named())
 
     @property
     def has_hook(self) -> bool:
@@ -72,11 +66,13 @@ class Buffers:
         dict
             Those that are not None.
         """
+        # Look at the modules anew: forward may have replaced, filled or registered buffers.
         found = {}
-        for full, owner, name in self._places:
-            buffers = owner._buffers  # those of a ScriptModule are no dict, and have no get()
-            if name in buffers and buffers[name] is not None:
-                found[full] = buffers[name]
+        for prefix, owner in self._owners:
+            for name, buffer in owner._buffers.items():
+                full = f"{prefix}.{name}" if prefix else name
+                if buffer is not None and full not in self._ignored:
+                    found[full] = buffer
         return found
 
     def set_hook(self, state: Any, hook: Callable[..., Any], location: Any) -> None:

@@ -248,3 +248,30 @@ def test_all_ranks_copy_buffers_in_the_first_forward_after_a_death() -> None:
     with torch.no_grad():
         model(x)
     parallel_assert(not model.will_sync_module_buffers())
+
+
+class Late(nn.Module):
+    """Its buffers come with the first forward: one had no value, one no name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("center", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen_here = (self.center, getattr(self, "spread", None))
+        self.center = x.detach().mean(0)
+        self.register_buffer("spread", x.detach().std(0))
+        return self.layer(x)
+
+
+def test_buffers_that_come_with_the_first_forward() -> None:
+    """Torch looks for buffers at each forward, too."""
+    model, expected = DDP(Late()), [batch(0).mean(0), batch(0).std(0)]
+    for tensor in expected:
+        dist.broadcast(tensor, 0)
+    for step in range(2):
+        model(batch(step)).sum().backward()
+    found = model.module.seen_here
+    parallel_assert(all(map(torch.equal, found, expected)), "not those of rank 0")
