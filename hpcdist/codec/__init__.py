@@ -4,8 +4,8 @@ The object collectives send what :func:`encode` makes and hand out what :func:`d
 The codec carries a closed set of types:
 
 - None, bool, int of any size, float, complex, str, bytes, bytearray;
-- list, tuple, dict, set, frozenset, slice, range; of collections OrderedDict, Counter, deque, and
-  defaultdict with a built-in type as its factory;
+- list, tuple, dict, set, frozenset, slice, range; of collections OrderedDict with its attributes,
+  Counter, deque, and defaultdict with a built-in type as its factory;
 - of datetime: date, time, datetime, timedelta, timezone; Decimal, Fraction, UUID, the paths of
   pathlib, ``argparse.Namespace``, ``types.SimpleNamespace``;
 - members of enums whose module the receiver has imported;

@@ -38,6 +38,7 @@ INT, BIGINT, FLOAT, COMPLEX = b"i", b"I", b"f", b"c"
 STR, BYTES, BYTEARRAY = b"s", b"b", b"B"
 LIST, TUPLE, DICT, ORDERED_DICT, SET, FROZENSET = b"l", b"t", b"d", b"o", b"e", b"E"
 PACKED = b"p"
+WITH_ATTRIBUTES = b"O"  # an OrderedDict, then a dict of its attributes
 SLICE, RANGE, TIMEDELTA = b":", b"r", b"m"
 NP_DTYPE, NP_ARRAY, NP_SCALAR = b"y", b"a", b"n"
 TORCH_DTYPE, TORCH_DEVICE, TORCH_SIZE, TENSOR = b"D", b"V", b"Z", b"T"

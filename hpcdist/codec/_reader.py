@@ -229,6 +229,17 @@ def _ordered_dict(reader: _Reader, depth: int) -> dict[Any, Any]:
     return _fill(reader, depth, OrderedDict())
 
 
+def _with_attributes(reader: _Reader, depth: int) -> dict[Any, Any]:
+    if (tag := reader.tag()) != f.ORDERED_DICT:
+        raise CodecError(f"the tag {tag!r} stands where an OrderedDict belongs")
+    made = _ordered_dict(reader, depth)
+    attributes = reader.value(depth)
+    if type(attributes) is not dict or not all(type(name) is str for name in attributes):
+        raise CodecError("the attributes of an OrderedDict have no names")
+    vars(made).update(attributes)
+    return made
+
+
 def _set(reader: _Reader, depth: int) -> set[Any]:
     n = reader.count()
     count = _counts_hashes(n) if n > _FEW else None
@@ -355,6 +366,7 @@ _COMPOUND: dict[bytes, Callable[[_Reader, int], Any]] = {
     f.PACKED: _packed,
     f.DICT: _dict,
     f.ORDERED_DICT: _ordered_dict,
+    f.WITH_ATTRIBUTES: _with_attributes,
     f.SET: _set,
     f.FROZENSET: _frozenset,
     f.SLICE: _slice,

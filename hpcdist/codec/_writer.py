@@ -206,6 +206,19 @@ def _list(writer: _Writer, obj: list[Any] | tuple[Any, ...], depth: int) -> None
     writer.items(obj, depth)
 
 
+def _ordered_dict(writer: _Writer, obj: OrderedDict[Any, Any], depth: int) -> None:
+    attributes = vars(obj)  # of a module's state: the versions of its parts
+    if attributes:
+        writer.out += f.WITH_ATTRIBUTES
+    _dict(writer, obj, depth)
+    if attributes:
+        try:
+            writer.value(dict(attributes), depth)
+        except Refused as refused:
+            refused.inside(" (its attributes)")
+            raise
+
+
 def _dict(writer: _Writer, obj: dict[Any, Any], depth: int) -> None:
     writer.count(f.DICT if type(obj) is dict else f.ORDERED_DICT, len(obj))
     for key, value in obj.items():
@@ -337,7 +350,7 @@ _SCALARS: dict[type, Callable[[bytearray, Any], None]] = {
     str: _str, bytes: _bytes,
 }  # fmt: skip
 _COMPOUND: dict[type, Callable[[_Writer, Any, int], None]] = {
-    bytearray: _bytearray, list: _list, tuple: _list, dict: _dict, OrderedDict: _dict,
+    bytearray: _bytearray, list: _list, tuple: _list, dict: _dict, OrderedDict: _ordered_dict,
     set: _set, frozenset: _set, slice: _slice, range: _range, datetime.timedelta: _timedelta,
     np.ndarray: _np_array,
 }  # fmt: skip

@@ -226,10 +226,19 @@ def _without(thing: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[name] = thing
         return SimpleNamespace(hpcdist_tensor=name)
     if type(thing) in _DICTS:  # others, a Counter say, are made otherwise: the codec has them whole
-        return type(thing)((k, _without(v, f"{path}{k}/", tensors)) for k, v in thing.items())
+        return _like(thing, {k: _without(v, f"{path}{k}/", tensors) for k, v in thing.items()})
     if type(thing) in (list, tuple):
         return type(thing)(_without(v, f"{path}{n}/", tensors) for n, v in enumerate(thing))
     return thing
+
+
+def _like(thing: Any, content: dict[Any, Any]) -> Any:
+    """Return a dictionary as `thing` is one, with its attributes: a module's state has some."""
+    if type(thing) is dict:
+        return content
+    made = OrderedDict(content)
+    vars(made).update(vars(thing))
+    return made
 
 
 def _with(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -237,7 +246,7 @@ def _with(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(thing, SimpleNamespace) and set(thing.__dict__) == {"hpcdist_tensor"}:
         return tensors[thing.hpcdist_tensor]
     if type(thing) in _DICTS:
-        return type(thing)((k, _with(v, tensors)) for k, v in thing.items())
+        return _like(thing, {k: _with(v, tensors) for k, v in thing.items()})
     if type(thing) in (list, tuple):
         return type(thing)(_with(v, tensors) for v in thing)
     return thing

@@ -13,7 +13,10 @@ def on_cpu(thing: Any) -> Any:
     if isinstance(thing, torch.Tensor):
         return thing.detach().cpu()
     if type(thing) in (dict, OrderedDict):
-        return type(thing)((key, on_cpu(value)) for key, value in thing.items())
+        made = type(thing)((key, on_cpu(value)) for key, value in thing.items())
+        if type(made) is OrderedDict:  # a module's state has its parts' versions as an attribute
+            vars(made).update(vars(thing))
+        return made
     if type(thing) in (list, tuple):
         return type(thing)(on_cpu(value) for value in thing)
     return thing

@@ -30,10 +30,13 @@ from codec_cases import (
     numpy_objects,
     plain_objects,
     torch_objects,
+    with_attributes,
 )
 
 from hpcdist import codec
 from hpcdist.codec import CodecError, decode, encode, register_object_type
+from hpcdist.elastic.disk import _with, _without
+from hpcdist.parallel.host import on_cpu
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -82,6 +85,18 @@ def test_shared_objects_stay_shared():
     assert [c.degrees for c in values] == [[i] for i in range(50)]
 
 
+def test_a_modules_state_keeps_its_versions():
+    """Without them load_state_dict takes it for one of an older version."""
+    state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    assert state._metadata["0"] == {"version": 2}
+    for there in (decode(encode(state)), decode(encode([state, state]))[1], on_cpu(state)):
+        equal(there, state)
+    tensors = {}
+    there = _with(decode(encode(_without([state], "", tensors))), tensors)
+    assert len(tensors) == len(state)
+    equal(there, [state])
+
+
 def test_sharing_does_not_blow_up():
     obj = [1]
     for _ in range(100):
@@ -115,6 +130,7 @@ def test_refusals_say_what_where_and_how():
         ({"k": {Unregistered(): 1}}, ["obj['k'] (a key)"]),
         ([{1, Unregistered()}], ["obj[0] (an element)"]),
         (slice(None, Unregistered()), ["obj.stop"]),
+        (with_attributes(collections.OrderedDict(), x=Unregistered()), ["obj (its attributes)"]),
         (Point(1.0, Unregistered()), ["obj (what Point encodes to)['y']"]),
         (lambda: 0, ["function"]),
         (np.array([object()]), ["dtype is object", "tolist"]),

@@ -145,6 +145,8 @@ def equal(a, b):
     elif isinstance(a, dict):
         assert getattr(a, "default_factory", 0) is getattr(b, "default_factory", 0)
         assert list(a) == list(b)
+        if type(a) is collections.OrderedDict:
+            equal(vars(a), vars(b))
         for key in a:
             equal(a[key], b[key])
     elif isinstance(a, np.dtype):
@@ -157,6 +159,11 @@ def equal(a, b):
         assert a == b
 
 
+def with_attributes(mapping, **attributes):
+    vars(mapping).update(attributes)
+    return mapping
+
+
 def plain_objects():
     """One or more of every type that needs neither NumPy nor torch."""
     yield from (None, True, False, 0, -1, 255, 2**63 - 1, -(2**63), 2**63, -(2**63) - 1)
@@ -166,6 +173,7 @@ def plain_objects():
     yield from ([], [1, "a", None], list(range(100)), [0.5] * 20, [1, 2.0] * 8, [2**70] * 9)
     yield from ((), (1,), tuple(range(30)), tuple([1.5] * 9), [True] * 9, {}, {"a": 1, 2: [3]})
     yield from ({(1, ("x", 2)): {"deep": [{}]}}, collections.OrderedDict(b=1, a=2))
+    yield with_attributes(collections.OrderedDict(b=1), of={"b": [1.5]}, more=None)
     yield from (set(), {1, "a", (2, 3)}, frozenset(), frozenset({frozenset({1}), 2}), range(5))
     yield from (slice(None), slice(1, None, -2), range(10, 0, -3), range(2**70, 2**70 + 3))
     yield from (datetime.timedelta(seconds=-1.5), datetime.timedelta.max, datetime.timedelta())
