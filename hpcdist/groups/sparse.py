@@ -6,6 +6,8 @@ rank adds them up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,15 @@ class SparseReduction:
     ------
     DistMismatchError
         On all ranks, when they wait, if one divides and another does not, or `extra` differs.
+
+    Attributes
+    ----------
+    made : int
+        How many of :attr:`WAITS` this rank has made.
     """
+
+    #: Collectives that :meth:`wait` makes.
+    WAITS = 2
 
     def __init__(
         self, comm: Carrier, tensor: torch.Tensor, divisor: int, api: str, extra: int | None = None
@@ -54,7 +64,25 @@ class SparseReduction:
             extra = digest(shape, dims, str(tensor.dtype), divisor)
         own = np.array([tensor._nnz()], np.int64)
         self._counts = np.empty(comm.size, np.int64)
+        self.made = 0
         self._work = comm.all_gather_into_tensor(self._counts, own, True, api=api, extra=extra)
+
+    def give_up(self) -> None:
+        """Wait for what is under way, and begin no more."""
+        self._work.wait()
+
+    @property
+    def _agreeing(self) -> Carrier:
+        return agreeing(self._comm, self._tensor)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        comm = self._agreeing
+        before = comm.seq
+        try:
+            yield
+        finally:
+            self.made = (comm.seq - before) % 2**32
 
     def wait(self) -> torch.Tensor:
         """Exchange the entries and add them up.
@@ -68,7 +96,7 @@ class SparseReduction:
             self._work.wait()
         counts = self._counts.tolist()
         shape, dims = self._tensor.shape, self._tensor.sparse_dim()
-        with refusing_parts(agreeing(self._comm, self._tensor), self._api, 3, begun=1):
+        with self._counting(), refusing_parts(self._agreeing, self._api, 1 + self.WAITS, begun=1):
             values = self._tensor._values().contiguous()
             places = self._tensor._indices().T.contiguous()
             all_places = places.new_empty(sum(counts), dims)

@@ -131,6 +131,8 @@ class Failure:
             bucket.let_go()
         barriers = self._barriers = []
         missing = self._transfer.missing_calls(len(buckets), started, more)
+        if not self._transfer.has_hook:  # then a sparse bucket is waited for with further calls
+            missing += sum(bucket.waits for bucket in buckets if bucket.sparse)
         if missing and comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
             for _ in range(missing):
                 self.settle(lambda: barriers.append(comm.barrier(async_op=True, api=API_ABANDON)))

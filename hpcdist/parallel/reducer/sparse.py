@@ -107,6 +107,11 @@ class SparseBucket:
         gradient = self.parameters[0].grad
         self.buffer = self.zeros() if gradient is None else by_rows(gradient)
 
+    @property
+    def waits(self) -> int:
+        """Calls in which the other ranks may wait for its average, and that were not made here."""
+        return SparseReduction.WAITS - getattr(self.work, "made", 0)
+
     def leave_out(self) -> None:
         """Contribute no entries, if this rank has not used the parameter."""
         self.unused = [0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from ddp_cases import DDP
@@ -62,3 +64,42 @@ def test_an_exception_behind_the_last_gradient(options: dict, everywhere: bool) 
         loss.backward()
     with parallel_raises(dist.DistError, match="an earlier backward pass failed"):
         model(x)
+
+
+class Rows(nn.Module):
+    """Two tables with sparse gradients around a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.other = (nn.Embedding(5, 3, sparse=True) for _ in range(2))
+        self.end = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        return self.end(self.table(x) + self.other(x) + more).sum()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("where", ["table", "end", "behind"])
+def test_an_exception_beside_sparse_gradients_is_heard_at_once(where: str) -> None:
+    """Their rows are exchanged at the end of backward, where the other ranks would wait."""
+    model, x = DDP(Rows(), bucket_cap_mb=0), torch.tensor([1, 2, dist.get_rank() % 5])
+    start = torch.ones(3, requires_grad=True)
+    more = start * 1.0
+    at = more if where == "behind" else getattr(model.module, where).weight
+    loss = model(x, more)
+    at.register_hook(explode if last() else lambda grad: grad)
+    dist.barrier()
+    began = time.monotonic()
+    with pytest.raises(Boom if last() else dist.DistMismatchError):
+        loss.backward()
+    took = time.monotonic() - began
+    for _ in range(3):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        parallel_assert(float(total) == dist.get_world_size(), f"{total}")
+    parallel_assert(took < 5, f"{took:.1f} s")
+    with parallel_raises(dist.DistError, match="an earlier backward pass failed"):
+        model(x, start)
+    again = DDP(Rows())
+    again(x, start).backward()
+    parallel_assert(again.module.table.weight.grad.is_sparse)
