@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
+from hpcdist import config
 from hpcdist._torch_version import explain, untested
 from hpcdist.backends.mpi import MPIOptions
 from hpcdist.groups import joining
 from hpcdist.groups import state as _group
+from hpcdist.groups.limits import limit_of
 from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
@@ -82,7 +85,7 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
             # the same as in hpcdist alone: NCCL for CUDA tensors if available, else MPI
             "mpi" if isinstance(pg_options, MPIOptions) else None,
             store=store,
-            timeout=options.timeout,
+            timeout=_limit(options.timeout),
             rank=options.group_rank,
             world_size=options.group_size,
             pg_options=pg_options,
@@ -92,25 +95,39 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
         _follow_modules(ours)
         return _bridge(ours, lambda: _destroy(ours), options)
     whole = member(None)
-    if not ranks or ranks == list(whole.members.ranks):
-        if not ranks and (whole.rank(), whole.size()) != (options.group_rank, options.group_size):
-            raise ValueError(
-                f"torch says rank {options.group_rank} of {options.group_size}, but hpcdist's "
-                f"default group, which exists already, says {whole.rank()} of {whole.size()}"
-            )
+    if not ranks:
+        _same_place(whole, options.group_rank, options.group_size)
         if _known(whole) is None:
             if options.timeout not in _DEFAULTS:
                 whole.timeout = options.timeout
             _follow_modules(whole)
             return _bridge(whole, None, options)
+    else:
+        _same_place(whole, ranks[options.group_rank], dist.get_world_size())
     joining.refuse(whole, "new_group")  # torch's groups are not made again
     made = new_group(
         ranks or None,
-        timeout=options.timeout,
+        timeout=_limit(options.timeout),
         pg_options=pg_options,
         sort_ranks=False,  # torch has sorted them, unless the program wants this order
     )
     return _bridge(made, lambda: _destroy(made), options)
+
+
+def _limit(timeout: timedelta) -> timedelta:
+    """Return a group's timeout: ``HPCDIST_TIMEOUT``, where it is set and the program gives none."""
+    if timeout not in _DEFAULTS or not config.option("timeout").source(os.environ)[1]:
+        return timeout
+    return limit_of(config.get("timeout"))
+
+
+def _same_place(whole: ProcessGroup, rank: int, size: int) -> None:
+    """Refuse a process of which torch has another rank: roots and peers would be others."""
+    if (rank, size) != (whole.rank(), whole.size()):
+        raise ValueError(
+            f"torch says rank {rank} of {size}, but hpcdist's default group, which exists already, "
+            f"says {whole.rank()} of {whole.size()}"
+        )
 
 
 def _follow_modules(ours: ProcessGroup) -> None:
@@ -228,10 +245,7 @@ def to_torch(ours: Any = None) -> Any:
         default = dist.group.WORLD
         if isinstance(default, BridgeGroup) and default.ours is ours:
             return default
-    if dist.get_world_size() != member(None).size():
-        raise ValueError(
-            f"torch.distributed has {dist.get_world_size()} ranks and hpcdist {member(None).size()}"
-        )
+    _same_place(member(None), dist.get_rank(), dist.get_world_size())
     bridge = _bridge(ours, None)
     _enter(bridge, ours)
     return bridge
@@ -243,6 +257,9 @@ def _enter(bridge: BridgeGroup, ours: ProcessGroup) -> None:
 
     books: Any = dist.distributed_c10d._world
     name: Any = f"hpcdist:{ours.name}"
+    # hpcdist counts anew when it is started again, while torch keeps its views of what was there
+    for former in [pg for pg, used in books.pg_names.items() if used == name]:
+        dist.destroy_process_group(former)
     bridge.setGroupName(name)
     books.pg_map[bridge] = (NAME, books.pg_map[dist.group.WORLD][1])
     books.pg_names[bridge] = name

@@ -15,6 +15,7 @@ import pytest
 from jobs import plain_environment, run_job
 from mpis import OPEN_MPI
 from places import ROOT
+from ports import free_port
 
 from hpcdist.torch import compat
 
@@ -55,6 +56,13 @@ def test_a_nan_is_an_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None
 def test_tensors_on_a_gpu_go_to_the_backend_of_their_device() -> None:
     ended = run_job(3, str(HERE / "bridge_cuda.py"))
     assert ended.code == 0 and ended.text.count("well") == 3, ended.text
+
+
+@pytest.mark.parametrize("case", ["apart", "again", "turned"])
+def test_groups_beside_a_default_group_of_gloo(case: str) -> None:
+    env = {"HPCDIST_TIMEOUT": "70", "HPCDIST_TEST_PORT": str(free_port())}
+    ended = run_job(2, str(HERE / "bridge_beside.py"), case, env=env)
+    assert ended.code == 0 and ended.text.count("well") == 2, ended.text
 
 
 @pytest.mark.any_mpi

@@ -25,21 +25,18 @@ N = 1_003  # elements
 def torchs_group() -> Iterator[td.ProcessGroup]:
     """torch's view of a group of all ranks, beside its default group.
 
-    That may be gloo's, which tests that compare with it leave to the process. torch's first group
-    of all ranks over hpcdist is a view of hpcdist's default group; the next one has its own.
+    That may be gloo's, which tests that compare with it leave to the process.
     """
     found = td.is_initialized()
-    if found:
-        whole = td.new_group(backend="hpcdist")
-    else:
+    if not found:
         hpcdist.torch.init_process_group()
-        whole = td.group.WORLD
     group = td.new_group(backend="hpcdist")
     try:
         yield group
     finally:
         td.destroy_process_group(group)
-        td.destroy_process_group(whole)
+        if not found:
+            td.destroy_process_group()
 
 
 def options(name: str):
