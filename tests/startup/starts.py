@@ -345,6 +345,33 @@ def spawning(how: str) -> None:
         say(f"raised ProcessExitedException by rank {error.error_index} with {error.exit_code}")
 
 
+def spawned(rank: int) -> None:
+    import time
+
+    say(f"spawned {os.getpid()}")
+    time.sleep(60)
+
+
+def deserting(how: str, starts: str) -> None:
+    """Leave spawned processes alone, in one of several ways, when both have said that they run."""
+    import threading
+    import time
+
+    import hpcdist as dist
+    from hpcdist.startup.spawn import api
+
+    if starts == "plain":
+        api._starter = lambda: None
+    spawning = threading.Thread(target=dist.spawn, args=(spawned, (), 2, False))
+    spawning.start()
+    spawning.join()  # its end is not the program's
+    if how == "waits":
+        time.sleep(60)
+    sys.stdin.readline()
+    say("ends")
+    os._exit(0)
+
+
 def sleeping() -> None:
     import time
 
@@ -390,6 +417,7 @@ PROGRAMS = {
         dying,
         missing,
         spawning,
+        deserting,
         sleeping,
         variables,
         variables_of_spawn,

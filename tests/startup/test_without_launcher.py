@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from jobs import plain_environment, run_job
 from mpis import OPEN_MPI
-from patience import patience
+from patience import patience, wait_for
 from ports import free_port
 from ulfm import only_ulfm
 
@@ -184,6 +184,32 @@ def test_spawn(how, short_folder):
         # not at the line's beginning: hydra puts what two ranks write at once on one line
         assert re.search(rf"{tag.format(rank)}rank {rank} of 2", text), text
     assert not [*short_folder.glob("hpcdist-spawn-*")]
+
+
+@pytest.mark.parametrize("how", ["ends", "waits"])
+@pytest.mark.parametrize("starts", ["launcher"] if OPEN_MPI else ["launcher", "plain"])
+def test_spawned_processes_end_with_their_parent(how, starts, short_folder):
+    """It is killed, or ends without join()."""
+    parent = subprocess.Popen(
+        [sys.executable, STARTS, "deserting", how, starts],
+        env=plain_environment(TMPDIR=str(short_folder)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        text = ""
+        while len(pids := re.findall(r"spawned (\d+)", text)) < 2:
+            line = parent.stdout.readline()
+            assert line, text
+            text += line
+        time.sleep(1)  # longer than the thread that has spawned them lives
+        assert all(os.path.exists(f"/proc/{pid}") for pid in pids), text
+    finally:
+        parent.stdin.close() if how == "ends" else parent.kill()
+    assert parent.wait(20) == (0 if how == "ends" else -signal.SIGKILL)
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 15)
+    wait_for(lambda: not [*short_folder.glob("hpcdist-spawn-*")], 15)
 
 
 def test_spawn_from_sallocs_shell_starts_here(tmp_path):

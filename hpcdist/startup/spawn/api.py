@@ -156,7 +156,7 @@ def _start(starter: commands.Starter | None, folder: Path, nprocs: int) -> Proce
         for rank in range(nprocs):
             processes.append(
                 subprocess.Popen(
-                    [*program, str(rank), str(nprocs), str(os.getpid())],
+                    [*program, str(rank), str(nprocs)],
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pickle
@@ -21,11 +20,9 @@ from hpcdist.startup import steps
 #: True while a child imports the parent's main module: an unguarded spawn() there is refused.
 importing = False
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
-    """Entry point: ``folder`` and, without a launcher, ``rank size parent`` on the command line."""
+    """Entry point: ``folder`` and, without a launcher, ``rank size`` on the command line."""
     global importing
     folder = Path(sys.argv[1])
     rank = _without_launcher(folder) if len(sys.argv) > 2 else _with_launcher()
@@ -61,11 +58,7 @@ def _with_launcher() -> int:
 
 
 def _without_launcher(folder: Path) -> int:
-    rank, size, parent = map(int, sys.argv[2:5])
-    # The parent ends its children; this covers a parent that is killed.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(128 + signal.SIGTERM)
+    rank, size = map(int, sys.argv[2:4])
     place = launchers.Launch("hpcdist.spawn", rank, size, rank, size, 1)
     variables.export_launch(place, os.environ)
     steps.set_default_method(f"file://{folder}/meeting?rank={rank}&world_size={size}")

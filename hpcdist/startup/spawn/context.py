@@ -18,6 +18,8 @@ from typing import IO, Any
 
 from hpcdist.errors import DistError
 
+from . import guard
+
 #: Seconds that the others have to end by themselves after one failed; again after SIGTERM.
 GRACE = 5.0
 
@@ -109,6 +111,11 @@ class ProcessContext:
         ]
         for printer in self._printers:
             printer.start()
+        try:
+            self._guard = self._guarded()
+        except BaseException:
+            self.end(0.0)
+            raise
 
     def pids(self) -> list[int]:
         """Process ids: of each rank, or of the launcher.
@@ -186,9 +193,22 @@ class ProcessContext:
                 if number is not None and process.poll() is None:
                     process.send_signal(number)
 
+    def _guarded(self) -> subprocess.Popen[Any]:
+        """Start what ends the processes if this one cannot."""
+        command = [sys.executable, "-IS", guard.__file__, str(os.getpid()), str(self.folder)]
+        return subprocess.Popen(
+            [*command, *map(str, self.pids())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the parent's
+        )
+
     def _clean(self) -> None:
         for printer in self._printers:
             printer.join(1.0)  # longer only if a grandchild keeps the pipe open
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(1.0)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _judge(self) -> None:
