@@ -67,6 +67,15 @@ def stat_of(process: int | str) -> list[str]:
         return []
 
 
+def began() -> float:
+    """Return when this process began, of ``time.time``; 0 if it cannot be seen."""
+    stat = stat_of("self")
+    if not stat:
+        return 0.0
+    since_boot = int(stat[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+
+
 def comm_of(pid: int) -> str:
     """Return the name of a process; empty if it cannot be seen."""
     try:

@@ -54,12 +54,21 @@ class SharedFile:
         Until when this process must have joined.
     limit : int
         Bytes the file may grow to.
+    since : float
+        Whoever opens it since this time, of ``time.time``, uses it together; what members have left
+        before is stale. 0: that is kept for later ones.
     """
 
     _always_lock = False
 
     def __init__(
-        self, path: str, world_size: int, job: bytes, deadline: Deadline, limit: int
+        self,
+        path: str,
+        world_size: int,
+        job: bytes,
+        deadline: Deadline,
+        limit: int,
+        since: float = 0.0,
     ) -> None:
         self.path = path
         self._contents = Contents()
@@ -67,6 +76,7 @@ class SharedFile:
         self._world_size = world_size
         self._job = job
         self._limit = limit
+        self._since = since
         self._fd = -1
         self._pid = os.getpid()
         self.id = os.urandom(8).hex()
@@ -163,6 +173,8 @@ class SharedFile:
             reason = f"it was made for world_size={self._header.world_size}"
         elif 0 < self._world_size <= self._contents.opened:
             reason = "all its members have left it"
+        elif self._contents.opened and os.fstat(self._fd).st_mtime < self._since:
+            reason = "others have left it before this process began"
         if reason:
             _log.warning("FileStore %s is left over, so it starts empty: %s", self.path, reason)
             self._start()

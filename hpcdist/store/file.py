@@ -79,6 +79,9 @@ class FileStore(Store):
     Local to this process. Source: ``torch.distributed.FileStore``.
     """
 
+    #: See :class:`hpcdist.store._shared_file.SharedFile`.
+    _since = 0.0
+
     def __init__(
         self,
         file_name: str | os.PathLike[str],
@@ -93,7 +96,8 @@ class FileStore(Store):
         self._timeout = timedelta(seconds=seconds_of(timeout))
         deadline = Deadline(seconds_of(timeout))
         limit = int(config.get("store_limit"))
-        self._file = SharedFile(path, max(size, -1), journal.job_digest(job_id), deadline, limit)
+        job = journal.job_digest(job_id)
+        self._file = SharedFile(path, max(size, -1), job, deadline, limit, self._since)
         self._handle = _Handle()
         weakref.finalize(self._handle, self._file.leave)
 

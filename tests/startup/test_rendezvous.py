@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from datetime import timedelta
 
 import pytest
+from jobs import plain_environment
 from ports import free_port
 
 import hpcdist
@@ -30,8 +34,6 @@ def no_launcher(monkeypatch):
 @pytest.fixture
 def handler():
     """A scheme of this test's own, taken away afterwards."""
-    import sys
-
     seen = []
 
     def meet(url, **kwargs):
@@ -206,6 +208,35 @@ def test_a_store_comes_with_rank_and_size(no_launcher, scheme, tmp_path):
     assert first.timeout == second.timeout == limit
     again, _, _ = next(rendezvous(url[scheme], 0, 2, timeout=limit))
     assert again.get("key") == b"value"  # of the same server
+
+
+#: Says whether another one has left a word, leaves one and ends.
+MEETS = """
+import sys
+from hpcdist import rendezvous
+url = sys.stdin.readline().strip()
+store = next(rendezvous(url))[0]
+print(store.check(["word"]), flush=True)
+store.set("word", "x")
+"""
+
+
+def test_a_file_of_a_start_that_failed_is_begun_anew(no_launcher, tmp_path):
+    """Some ranks had not come, and those that had have left; the next start is told nothing."""
+    no_launcher.delenv("HPCDIST_STORE_KEY", raising=False)
+
+    def begin():
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", MEETS], env=plain_environment(), **pipes)
+
+    def said(process, rank):
+        answer, _ = process.communicate(f"file://{tmp_path}/meeting?rank={rank}&world_size=3\n")
+        return answer.strip()
+
+    started = [begin(), begin()]
+    assert [said(process, rank) for rank, process in enumerate(started)] == ["False", "True"]
+    time.sleep(0.2)
+    assert said(begin(), 2) == "False"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,23 @@ from urllib.parse import urlsplit
 from hpcdist.store import FileStore
 from hpcdist.store._common import DEFAULT_TIMEOUT
 
+from .. import apart
 from . import urls
+
+
+class _Place(FileStore):
+    """A file in which ranks meet.
+
+    In one that failed because some did not come, those that did have left a verdict. It is not for
+    the ranks of the next start.
+    """
+
+    _since = apart.began()
+
 
 # Kept for the life of the process: a FileStore for N ranks accepts N, and after
 # destroy_process_group one rank may return before another has left.
-_open: dict[tuple[int, str, int], FileStore] = {}
+_open: dict[tuple[int, str, int], _Place] = {}
 
 
 def handler(
@@ -34,6 +46,6 @@ def handler(
     rank, world_size = urls.complete(url)
     place = (os.getpid(), parts.path, world_size)
     if place not in _open:
-        _open[place] = FileStore(parts.path, world_size, timeout)
+        _open[place] = _Place(parts.path, world_size, timeout)
     _open[place].set_timeout(timeout)
     yield _open[place], rank, world_size
