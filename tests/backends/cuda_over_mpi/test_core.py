@@ -88,7 +88,7 @@ class Transfer:
 class Note:
     """A bucket, and where errors are recorded."""
 
-    work = None
+    work, sparse = None, False
 
     def __init__(self) -> None:
         self.buffer = ones()
