@@ -62,13 +62,7 @@ class SharedFile:
     _always_lock = False
 
     def __init__(
-        self,
-        path: str,
-        world_size: int,
-        job: bytes,
-        deadline: Deadline,
-        limit: int,
-        since: float = 0.0,
+        self, path: str, world_size: int, job: bytes, deadline: Deadline, limit: int, since: float
     ) -> None:
         self.path = path
         self._contents = Contents()
