@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import hpcdist
 
@@ -32,7 +32,7 @@ def states(pid):
     """What the threads of a process are doing: T is stopped."""
     found = set()
     for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/stat") as file:
+        with suppress(OSError), open(f"/proc/{pid}/task/{task}/stat") as file:  # it may end
             found.add(file.read().rpartition(")")[2].split()[0])
     return found
 

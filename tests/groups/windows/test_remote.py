@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -158,9 +159,10 @@ def used_by(name: str) -> float:
     """Seconds of a core that this process's threads of a name have used."""
     ticks = 0
     for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().strip() == name:
-            fields = (task / "stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
+        with suppress(OSError):  # another thread ends
+            if (task / "comm").read_text().strip() == name:
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
