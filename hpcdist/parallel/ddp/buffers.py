@@ -51,7 +51,7 @@ class Buffers:
         self._hook: tuple[Any, Callable[..., Any], str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.named())
+        return any(True for _ in self._current())  # stops at the first: each forward asks
 
     @property
     def has_hook(self) -> bool:
@@ -66,14 +66,15 @@ class Buffers:
         dict
             Those that are not None.
         """
-        # Look at the modules anew: forward may have replaced, filled or registered buffers.
-        found = {}
+        return dict(self._current())
+
+    def _current(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Go through the modules again: forward may have replaced, filled or registered buffers."""
         for prefix, owner in self._owners:
             for name, buffer in owner._buffers.items():
                 full = f"{prefix}.{name}" if prefix else name
                 if buffer is not None and full not in self._ignored:
-                    found[full] = buffer
-        return found
+                    yield full, buffer
 
     def set_hook(self, state: Any, hook: Callable[..., Any], location: Any) -> None:
         """Register a user's hook that synchronizes the buffers."""
