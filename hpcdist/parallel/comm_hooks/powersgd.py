@@ -49,8 +49,8 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     -----
     Source: ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook``, whose numbers it gives
     for the same seed; Vogels et al. 2019, arXiv:1905.13727.
-    After a step in which a matrix was zero on all ranks, its Q is drawn anew; with torch's all
-    later averages of it are zero or NaN.
+    After a step in which a matrix was zero on all ranks, its Q is drawn again; with torch's
+    hook all later averages of it are zero or NaN.
     """
     check_state(state, PowerSGDState, API)
     buffer = dense_buffer(bucket, API)

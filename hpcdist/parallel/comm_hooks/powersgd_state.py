@@ -254,7 +254,7 @@ class PowerSGDState(Counting):
             self._before.see(averages)
 
     def _see_q(self, qs: list[torch.Tensor]) -> None:
-        """Look at the Q that the next pass begins with: its columns of zeros are drawn anew."""
+        """Note the Q that the next pass begins with: its columns of zeros are drawn again."""
         if self._before is not None and self.warm_start:
             for q in qs:
                 self._before.see_q(q)

@@ -68,7 +68,7 @@ class Before:
         self._zeros.append((q, zero, zero.any()))
 
     def redraw(self, draw: Callable[[list[torch.Tensor]], None]) -> None:
-        """Draw the columns of zeros anew, the same on all ranks."""
+        """Draw the columns of zeros again, the same on all ranks."""
         for q, zero, some in self._zeros:
             if some:
                 draw([drawn := torch.empty_like(q)])

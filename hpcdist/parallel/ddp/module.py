@@ -426,7 +426,7 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
         """
         generation = self.process_group.members.generation
         if generation != self._generation:
-            # a forward failed on some ranks, and a former spare has made none: all begin anew
+            # A forward failed on some ranks, and a former spare has run none: all start over.
             self._generation, self.require_forward_param_sync = generation, True
         return (
             self.require_forward_param_sync
