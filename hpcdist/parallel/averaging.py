@@ -209,7 +209,7 @@ class ModelAverager(ABC):
         self.step = 0
 
     def _compare(self, facts: Mapping[str, Any]) -> None:
-        """Check that all ranks gave the same arguments; a former spare joins ranks that did already."""
+        """Check that all ranks gave the same arguments; a former spare's peers have done so."""
         if not joining.is_closed(self.process_group):
             same_arguments(self.process_group, type(self).__name__, facts)
 
