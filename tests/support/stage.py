@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import crashes
 from jobs import own_files
 from places import TESTS
 from turns import Turns
@@ -37,6 +38,8 @@ class Stage:
         Tests that failed, each with its whole report.
     problem : str
         Why the stage broke down; "" if it ran to its end.
+    last, crash : sequence of bytes
+        The lines that it wrote last, and those from its first crash on.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Stage:
     slowest: list[list] = field(default_factory=list)
     failures: list[list[str]] = field(default_factory=list)
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    crash: list[bytes] = field(default_factory=list)
     process: subprocess.Popen | None = None
 
     @property
@@ -99,6 +103,8 @@ def run(stage: Stage, timeout: float, turns: Turns) -> None:
         return
     if code not in (0, 1, 5) or (code == 1 and not stage.failed):
         stage.problem = f"ended with exit code {code}"
+        told = crashes.of([line.decode(errors="replace") for line in stage.crash])
+        stage.problem += f": {told}" if told else ""
 
 
 def show(output: BinaryIO, stage: Stage, turns: Turns) -> None:
@@ -108,6 +114,10 @@ def show(output: BinaryIO, stage: Stage, turns: Turns) -> None:
         turns.write(stage.name, text)
         *lines, line = (line + text).split(b"\n")
         stage.last.extend(lines)
+        for each in lines:
+            if stage.crash or crashes.BEGINS.search(each):
+                stage.crash.append(each)
+        del stage.crash[crashes.LINES :]
 
 
 def end(process: subprocess.Popen) -> None:

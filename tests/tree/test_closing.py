@@ -125,6 +125,21 @@ def test_a_stage_that_ends_well_without_a_report_broke_down(stage, capsysbinary)
     assert "ended with exit code 0 and no report" in capsysbinary.readouterr().out.decode()
 
 
+def test_a_crash_is_told_with_its_place_and_its_test(stage, capsysbinary):
+    """However many threads write their stacks, and whatever stands in front of the first."""
+    Path(stage.tests[0]).write_text(
+        "import faulthandler, threading, pytest\n\npytestmark = pytest.mark.local\n\n"
+        "def test_ends():\n"
+        "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "    faulthandler._sigsegv()\n"
+    )
+    begin(stage)
+    summarise([stage], [], False)
+    said = [x for x in capsysbinary.readouterr().out.decode().splitlines() if "FAILED" in x][-1]
+    assert said.startswith("FAILED cases: ended with exit code -11: Segmentation fault < "), said
+    assert "test_cases.py:7 test_ends" in said, said
+
+
 def test_many_failures_are_no_accident():
     stage = Stage("many", ["false"], [], {}, 1, failed=MOST + 1)
     stage.failures = [[f"t::{i}", "E  late"] for i in range(MOST + 1)]
