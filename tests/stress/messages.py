@@ -55,6 +55,22 @@ MESSAGES = (
         )
         for members, flags in ((2, ()), (7, DEEP), (13, DEEP), (40, ()))
     ),
+    Program(
+        name="roll-late",
+        sources=ROLL,
+        variants=("plain", "tsan", "asan", "aarch64"),
+        short=("late", "5"),
+        long=("late", "30"),
+    ),
+    Program(
+        name="roll-unheard",
+        sources=ROLL,
+        variants=("plain",),
+        short=("late", "5"),
+        long=("late", "5"),
+        # a member whose hello is left over is taken for one that waits
+        mutation=(*engine("roll"), "refused && !m->live &&", "refused && !m->number &&"),
+    ),
     *(
         Program(
             name=f"roll-{name}",

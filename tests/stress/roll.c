@@ -1,6 +1,7 @@
 /* The roll call (hd_roll.c): members that are late, stopped, interrupted, out of time or of another opinion.
  *
  *   roll SEED MEMBERS MS         by chance, for so many milliseconds
+ *   roll SEED late MEMBERS       the last one disagrees, and some come when the others have gone: all hear at once
  *   roll count MEMBERS           one call, all present: the messages of one member
  *   roll absent MEMBERS          one call without member 1: whom do the others name, at what cost
  *
@@ -15,7 +16,8 @@
 #include "hd_roll.h"
 #include "mail.h"
 
-enum { PATIENCE_S = 10 };
+enum { PATIENCE_S = 10, ROUNDS = 8 };
+#define AT_ONCE 10000000000LL /* ns */
 
 struct stub_request {
     int dummy;
@@ -68,7 +70,7 @@ static void expect_all(uint64_t list)
     }
 }
 
-static void one_call(double patience, uint64_t list, int level, char *text)
+static int one_call(double patience, uint64_t list, int level, char *text)
 {
     hd_roll r = {.mpi = 1, .unread = &unread, .ranks = in_order, .n = members, .rank = me, .tag = 31, .list = list,
                  .level = level};
@@ -79,13 +81,14 @@ static void one_call(double patience, uint64_t list, int level, char *text)
         memcpy(text, r.text, sizeof r.text);
     if (!code) {
         expect_all(hd_mix(hd_mix(list, (uint64_t)level), r.uid));
-        return;
+        return code;
     }
     __atomic_add_fetch(&failed, 1, __ATOMIC_RELAXED);
     if (!r.text[0] || (code != HD_ERR_TIMEOUT && code != HD_ERR_MISMATCH && code != HD_ERR_INTERRUPT)) {
         printf("member %d: code %d, '%s'\n", me, code, r.text);
         __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
     }
+    return code;
 }
 
 static void *by_chance(void *arg)
@@ -105,6 +108,27 @@ static void *by_chance(void *arg)
     __atomic_add_fetch(&ending, 1, __ATOMIC_ACQ_REL);
     while (!__atomic_load_n(&over, __ATOMIC_ACQUIRE))
         one_call(3, 7, 1, NULL);
+    return NULL;
+}
+
+static pthread_barrier_t together;
+
+static void *late(void *arg)
+{
+    me = (int)(intptr_t)arg;
+    luck = chance_of(seed, (uint64_t)me);
+    for (int round = 0; round < ROUNDS; round++) {
+        int64_t begun;
+        pthread_barrier_wait(&together);
+        if (me && me < members - 1 && draw(&luck, 2))
+            nap_us((long)draw(&luck, 2) * 300000 + (long)draw(&luck, 50000));
+        begun = hd_now();
+        if (one_call(20, 7, me == members - 1 ? 2 : 1, NULL) != HD_ERR_MISMATCH || hd_now() - begun > AT_ONCE) {
+            printf("round %d: member %d heard nothing for %.1f s\n", round, me, (double)(hd_now() - begun) * 1e-9);
+            fflush(stdout);
+            _Exit(1);
+        }
+    }
     return NULL;
 }
 
@@ -137,10 +161,12 @@ static void run(void *(*member)(void *))
 
 int main(int argc, char **argv)
 {
-    if (argc < 3 || (members = atoi(argv[2])) < 2 || members > MOST) {
-        fprintf(stderr, "usage: roll SEED MEMBERS MS | roll count MEMBERS | roll absent MEMBERS\n");
+    const int in = argc == 4 && !strcmp(argv[2], "late") ? 3 : 2; /* the argument with the members */
+    if (argc < 3 || (members = atoi(argv[in])) < 2 || members > MOST) {
+        fprintf(stderr, "usage: roll SEED MEMBERS MS | roll SEED late MEMBERS | roll count MEMBERS | roll absent MEMBERS\n");
         return 2;
     }
+    seed = strtoull(argv[1], NULL, 10);
     open_boxes(members);
     hd_py.slow = raises;
     for (int i = 0; i < members; i++)
@@ -157,7 +183,13 @@ int main(int argc, char **argv)
         printf("%s%s, %llu wrong\n", absent >= 0 ? "; member 0: " : "", texts[0], (unsigned long long)wrong);
         return wrong ? 1 : 0;
     }
-    seed = strtoull(argv[1], NULL, 10);
+    if (in == 3) {
+        pthread_barrier_init(&together, NULL, (unsigned)members);
+        run(late);
+        printf("%d members, %llu times a member failed, %llu wrong\n", members, (unsigned long long)failed,
+               (unsigned long long)wrong);
+        return wrong ? 1 : 0;
+    }
     length_ms = strtoull(argv[3], NULL, 10);
     run(by_chance);
     printf("%d members, %llu times all went on, %llu times a member failed, %llu wrong\n", members,

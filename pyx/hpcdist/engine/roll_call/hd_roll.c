@@ -38,6 +38,7 @@ typedef struct contact {
     int at;          /* its place in the list */
     uint64_t number; /* of its call; 0: not here */
     int promised;
+    uint64_t list;  /* its hello's */
     int live;       /* it has answered in this call */
     hd_reason lack; /* the members that it lacks, as far as it has said */
 } contact;
@@ -184,7 +185,7 @@ static void compare_with_leader(const call *k, hd_reason *x)
 {
     const hd_roll *r = k->r;
     const int who_differs = x->why == HD_ROLL_LISTS ? k->odd != r->list : x->levels[1] != r->level;
-    if (k->at || (x->why != HD_ROLL_LISTS && x->why != HD_ROLL_LEVELS))
+    if (k->at || !hd_roll_disagree(x))
         return;
     if (!who_differs) {
         x->who = x->than;
@@ -213,7 +214,7 @@ static int listen(call *k, contact *m, int is_kid)
     int there, code;
     while (!(code = hd_desk_hear(k->r, rank_at(k, m->at), k->r->tag, &w, &there)) && there) {
         if (w.what == HD_HELLO) {
-            *m = (contact){.at = m->at, .number = w.number};
+            *m = (contact){.at = m->at, .number = w.number, .list = w.list};
             code = say_down(k, m->at, (hd_word){.what = HD_GO, .number = w.number});
         } else if (!m->number || w.number != m->number) {
             continue; /* left over */
@@ -270,12 +271,10 @@ static int advance(call *k)
             return -1;
     if (!k->at)
         return HD_OK;
-    if (k->heard) {
-        const int code = say_up(k, k->parent, (hd_word){.what = HD_PROMISE});
-        k->promised = 1;
-        return code ? code : -1;
-    }
-    return -1;
+    if (!k->heard)
+        return -1;
+    k->promised = 1;
+    return say_up(k, k->parent, (hd_word){.what = HD_PROMISE}) ? HD_ERR_BACKEND : -1;
 }
 
 /* ---- those above ---- */
@@ -286,7 +285,7 @@ static int heed(call *k, int from)
     hd_word w;
     int there, code;
     while (!(code = hd_desk_hear(k->r, rank_at(k, from), k->r->tag + 32, &w, &there)) && there) {
-        if (w.number != k->number)
+        if (w.number ? w.number != k->number : w.list != k->r->list)
             continue; /* left over */
         if (w.what == HD_VERDICT) {
             k->reason = w.reason;
@@ -308,13 +307,16 @@ static int heed(call *k, int from)
 /* Gives the verdict to the members below. */
 static int pass_down(call *k)
 {
-    hd_word w = {.what = HD_VERDICT, .uid = k->r->uid, .reason = k->reason};
+    const int refused = hd_roll_disagree(&k->reason);
+    hd_word w = {.what = HD_VERDICT, .list = k->r->list, .uid = k->r->uid, .reason = k->reason};
     int code = HD_OK, rc;
     for (int i = 0; i < k->kids + k->strays; i++) {
-        const contact *m = i < k->kids ? &k->kid[i] : &k->stray[i - k->kids];
-        if (!m->number || (i >= k->kids && !k->reason.code))
+        const int is_kid = i < k->kids;
+        const contact *m = is_kid ? &k->kid[i] : &k->stray[i - k->kids];
+        if (is_kid ? !m->number && !refused : !m->number || !k->reason.code)
             continue;
-        w.number = m->number;
+        /* Its hello alone may be left over: then it is not here. */
+        w.number = is_kid && refused && !m->live && m->list == w.list ? 0 : m->number;
         rc = say_down(k, m->at, w);
         code = code ? code : rc;
     }
@@ -353,8 +355,7 @@ static void linger(call *k)
     const int64_t until = hd_until(ASK_S + LEAVE_S);
     const struct timespec nap = {0, 1000000};
     hd_word verdict = {.what = HD_VERDICT, .reason = k->reason};
-    if (k->at || k->r->n <= HD_ROLL_STAR || k->interrupted ||
-        (k->reason.why != HD_ROLL_LISTS && k->reason.why != HD_ROLL_LEVELS))
+    if (k->at || k->r->n <= HD_ROLL_STAR || k->interrupted || !hd_roll_disagree(&k->reason))
         return;
     for (; hd_now() < until; nanosleep(&nap, NULL))
         for (int at = k->kids + 1; at < k->r->n; at++) {

@@ -100,6 +100,11 @@ void hd_roll_flush(const hd_roll *r)
     }
 }
 
+int hd_roll_disagree(const hd_reason *reason)
+{
+    return reason->why == HD_ROLL_LISTS || reason->why == HD_ROLL_LEVELS;
+}
+
 void hd_roll_name(hd_reason *reason, int32_t member)
 {
     if (reason->missing < HD_ROLL_NAMED)
