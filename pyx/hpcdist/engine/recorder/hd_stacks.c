@@ -3,21 +3,25 @@
  * Python's frames change while its threads run, so a helper thread first asks for the GIL, and
  * reads them while it has it. A thread that computes gives the GIL away every 5 ms. One that does
  * not within a second may wait in C code, so that the frames stand still: then they are read
- * without the GIL, in the way in which faulthandler reads them at a crash. For that this thread
- * sends itself a signal that faulthandler answers; no other thread is interrupted. But the second
- * may also be over because the cores are busy, or that thread goes on just now: frames that are
- * read while they change are a crash. So this is done only while all threads sleep. */
+ * without the GIL, by the handler of a signal with which faulthandler reads them at a crash. But
+ * the second may also be over because the cores are busy, or that thread goes on just now, and
+ * frames that are read while they change are a crash. So this is done only while all threads sleep,
+ * and by a child that shares this memory: should one wake up meanwhile, the child crashes, and the
+ * job goes on. */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,6 +33,7 @@
 #define LOOKS 5             /* at all threads, which must sleep each time */
 #define TRIES 8             /* to find them so */
 
+#define CHILDS_STACK (128 << 10) /* bytes: a signal's frame alone may take 11 KB */
 #define FRAMES 64
 #define HELPER "hpcdist-stacks" /* the thread's name */
 
@@ -144,10 +149,37 @@ static int all_sleep(void)
     return !any_runs();
 }
 
+/* The child: it has handlers of its own. */
+static int read_frames(void *arg)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+    sigset_t one;
+    (void)arg;
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        signal(faults[i], SIG_DFL);
+    sigemptyset(&one);
+    sigaddset(&one, own_signal);
+    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+    kill(getpid(), own_signal); /* returns after the handler */
+    return 0;
+}
+
+/* Lets a child read the frames while this thread waits. No copy is made of the memory: devices may
+ * write to it. No signal tells of the child's end, and no wait of the program's finds it. */
+static int frames_read(void)
+{
+    static char stack[CHILDS_STACK] __attribute__((aligned(64)));
+    int status = -1;
+    const pid_t child = clone(read_frames, stack + sizeof stack, CLONE_VM | CLONE_VFORK, NULL);
+    if (child > 0)
+        while (waitpid(child, &status, __WALL) < 0 && errno == EINTR)
+            ;
+    return status == 0;
+}
+
 /* 1: the Python stacks are in the file; -1: by the helper, after all. */
 static int without_the_gil(void)
 {
-    sigset_t one;
     int tries = TRIES;
     if (!own_signal)
         return 0;
@@ -161,11 +193,7 @@ static int without_the_gil(void)
     }
     if (__atomic_load_n(&helped, __ATOMIC_ACQUIRE) == 0)
         return -1;
-    sigemptyset(&one);
-    sigaddset(&one, own_signal);
-    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
-    pthread_kill(pthread_self(), own_signal); /* returns after the handler */
-    return 1;
+    return frames_read();
 }
 
 /* The main thread's native stack: it is interrupted for some microseconds. */
