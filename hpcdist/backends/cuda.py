@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from hpcdist.errors import DistBackendError
+from hpcdist.hardware import gpu_of
 
 _chosen: Any = None
 
@@ -179,6 +180,27 @@ def may_come() -> bool:
     if "torch" in sys.modules or _chosen is not None:
         return present()
     return os.path.exists("/proc/driver/nvidia/version")
+
+
+def choose(local_rank: int, named: int | None) -> None:
+    """Make a GPU the calling thread's current device, unless the program has chosen one.
+
+    Parameters
+    ----------
+    local_rank : int
+        Place of the rank among those of its node, whose ranks take turns.
+    named : int or None
+        Index of the GPU that init_process_group was told, which goes first.
+    """
+    try:
+        import torch
+    except ImportError:
+        return
+    count = torch.cuda.device_count()
+    if count and not torch.cuda.is_initialized():  # torch's set_device initializes CUDA
+        torch.cuda.set_device(gpu_of(local_rank, count) if named is None else named)
+    elif count and named and torch.cuda.current_device() == 0:
+        torch.cuda.set_device(named)  # its communicator was made, in a thread with this device
 
 
 def use(other: Any) -> None:

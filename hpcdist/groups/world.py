@@ -98,22 +98,23 @@ class _World:
 
     ``comm`` is the default group's communicator, or a stand-in that raises; ``pg`` the default
     group or None; ``groups`` all groups in order of creation, until the program drops them;
-    ``held`` those that live until they are destroyed; ``dropped`` the communicators of the
-    dropped ones that are not freed yet; ``counts`` how often groups of the same ranks were
-    created; ``taken`` the highest number in the names of groups that a recovery has kept, by the
-    text before it; ``kept`` the groups that wait after a recovery to be made again; ``rebuilding``
-    what makes them, or None; ``following`` the default group's former handle and size, and what its
-    reconfiguration found, until what else keeps ranks has followed; ``renewal`` what a
-    reconfiguration has made until the default group has adopted it: its communicator, whose places
-    its ranks have, the ranks that died, the former spares among its ranks, whether all make their
-    groups again; ``store`` the key-value store the processes met through, or None; ``spares`` how
-    many spares the job began with; ``joining`` what this process, a former spare, has to catch up
-    with before it can use the default group, or None.
+    ``device`` the index of the GPU that init_process_group was told, or None; ``held`` those that
+    live until they are destroyed; ``dropped`` the communicators of the dropped ones that are not
+    freed yet; ``counts`` how often groups of the same ranks were created; ``taken`` the highest
+    number in the names of groups that a recovery has kept, by the text before it; ``kept`` the
+    groups that wait after a recovery to be made again; ``rebuilding`` what makes them, or None;
+    ``following`` the default group's former handle and size, and what its reconfiguration found,
+    until what else keeps ranks has followed; ``renewal`` what a reconfiguration has made until the
+    default group has adopted it: its communicator, whose places its ranks have, the ranks that
+    died, the former spares among its ranks, whether all make their groups again; ``store`` the
+    key-value store the processes met through, or None; ``spares`` how many spares the job began
+    with; ``joining`` what this process, a former spare, has to catch up with before it can use the
+    default group, or None.
     """
 
     __slots__ = (
-        *("comm", "counts", "dropped", "following", "groups", "held", "joining", "kept", "pg"),
-        *("rebuilding", "renewal", "spares", "store", "taken"),
+        *("comm", "counts", "device", "dropped", "following", "groups", "held", "joining", "kept"),
+        *("pg", "rebuilding", "renewal", "spares", "store", "taken"),
     )
 
     def __init__(self) -> None:
@@ -135,6 +136,7 @@ class _World:
         self.renewal: list[Any] = []
         self.following: tuple[Any, ...] = ()
         self.store: Any = None
+        self.device: int | None = None
         self.spares = 0
         # Any: Joining, which stands above this module
         self.joining: Any = None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
+from hpcdist.backends import cuda
 from hpcdist.groups import joining
 from hpcdist.groups import state as _group
 from hpcdist.groups.comparison import same_arguments
 from hpcdist.groups.new_group import part_of_world
+from hpcdist.groups.queries import get_node_local_rank
 from hpcdist.groups.resolve import default_group
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.mesh import layout as _layout
@@ -49,10 +52,12 @@ class DeviceMesh(Grid):
 
     Notes
     -----
-    If there is no default group yet, one is made. The order in the mesh numbers a group's ranks, so
-    that a coordinate and the rank in the group are the same number. After a death that groups have
-    survived (``reconfigure(rebuild=True)``) the mesh has the ranks that live, if these form a grid;
-    else its use raises :class:`~hpcdist.DistError`, and its groups work. Source:
+    If there is no default group yet, one is made. With ``"cuda"``, a program that has not chosen a
+    current device gets one: init_process_group's `device_id`, else LOCAL_RANK or the local rank
+    modulo the number of GPUs that it sees. The order in the mesh numbers a group's ranks, so that a
+    coordinate and the rank in the group are the same number. After a death that groups survived
+    (``reconfigure(rebuild=True)``) the mesh has the ranks that live, if these form a grid; else its
+    use raises :class:`~hpcdist.DistError`, and its groups work. Source:
     ``torch.distributed.device_mesh.DeviceMesh``.
     """
 
@@ -80,6 +85,9 @@ class DeviceMesh(Grid):
             )
         if not _group.is_initialized():
             init_process_group()
+        if device_type == "cuda":
+            local_rank = os.environ.get("LOCAL_RANK") or get_node_local_rank()
+            cuda.choose(int(local_rank), _group.world.device)
         size = _group.get_world_size()
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
             raise ValueError(

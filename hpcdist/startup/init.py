@@ -373,6 +373,7 @@ def _register(request: _Request, place: _Place, backends: dict[str, Any], comm: 
     log.set_rank(comm.rank, comm.size)
     _group.add(pg)
     _group.world.store = place.store
+    _group.world.device = cuda.device_index(request.device_id)
     _group.world.spares = request.spares
 
 

@@ -252,6 +252,49 @@ def test_makes_the_world_if_there_is_none():
     parallel_assert(made and mesh.size() == 1)
 
 
+class Gpus:
+    """Stands for torch.cuda: what a mesh may ask for and change."""
+
+    def __init__(self, monkeypatch, count: int, current: int | None) -> None:
+        self.current = current
+        changed = {
+            "device_count": lambda: count,
+            "is_initialized": lambda: self.current is not None,
+            "current_device": lambda: self.current,
+            "set_device": self.set_device,
+        }
+        for name, function in changed.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+
+    def set_device(self, index: int) -> None:
+        self.current = index
+
+
+def test_a_mesh_of_gpus_chooses_the_device(monkeypatch):
+    """As torch's: that of LOCAL_RANK or the local rank, if the program has chosen none."""
+    here, size = dist.get_node_local_rank(), dist.get_world_size()
+    for count, before, variable, named, wanted in [
+        (3, None, "5", None, 2),
+        (2, None, None, None, here % 2),
+        (1, None, "7", None, 0),  # where the launcher shows each rank its own
+        (8, 6, "5", None, 6),
+        (8, 0, "5", None, 0),
+        (8, None, "5", 3, 3),
+        (8, 0, "5", 3, 3),  # the group's communicator was made on it
+        (8, 6, "5", 3, 6),
+        (0, None, "5", None, None),
+    ]:
+        gpus = Gpus(monkeypatch, count, before)
+        monkeypatch.setattr(dist.groups.world.world, "device", named)
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if variable:
+            monkeypatch.setenv("LOCAL_RANK", variable)
+        init_device_mesh("cpu", (size,))
+        unchanged = gpus.current
+        init_device_mesh("cuda", (size,))
+        parallel_assert((unchanged, gpus.current) == (before, wanted), f"{gpus.current}, {wanted}")
+
+
 def test_equality_and_text():
     rank, size = place()
     one = init_device_mesh("cpu", (size,), mesh_dim_names=("x",))

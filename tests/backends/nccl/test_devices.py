@@ -41,6 +41,7 @@ def test_devices_of_what_has_no_tensor(runtime, monkeypatch):
     dist.barrier(device_ids=[3], timeout=timedelta(seconds=5))
     parallel_assert(found == [0, 3, 0, 3], f"{found}")
     start(device_id=2)
+    parallel_assert(dist.groups.world.world.device == 2)  # for a mesh
     found.clear()
     dist.barrier()
     dist.barrier(device_ids=[3])
