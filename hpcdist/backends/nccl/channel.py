@@ -41,7 +41,10 @@ class Channel(Protocol):
         """Return whether all ranks are ready for a common step."""
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
-        """Exchange an identity between two ranks: the lower one's."""
+        """Exchange an identity between two ranks: the lower one's.
+
+        After a timeout the call may be made again, with the same number and identity.
+        """
 
     def node_ranks(self, limit: float) -> tuple[int, ...]:
         """Return the ranks on this rank's node."""
@@ -91,6 +94,8 @@ class MpiChannel:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._owned = owned
+        #: Rank -> what was begun with it by a call that has failed: see `agree_with`.
+        self._begun: dict[int, tuple[Any, Any, Any, Any]] = {}
 
     def agree(
         self, number: int, unique: bytes, limit: float, roots: Sequence[int] = (0,)
@@ -110,11 +115,22 @@ class MpiChannel:
 
     def agree_with(self, peer: int, number: int, unique: bytes, limit: float) -> bytes:
         """Send the lower rank's identity to the other."""
-        own = np.frombuffer(_own(unique), np.uint8).copy()
-        other = np.empty_like(own)
-        arrives = self.comm.irecv(other, peer, _TAG)
-        self.comm.isend(own, peer, _TAG).wait(limit)
-        arrives.wait(limit)
+        begun = self._begun.get(peer)
+        if begun is None:
+            own = np.frombuffer(_own(unique), np.uint8).copy()
+            other, sent = np.empty_like(own), self.comm.isend(own, peer, _TAG)
+        else:  # the other rank gets what an earlier call has sent
+            own, sent, other, arrives = begun
+        if begun is None or not arrives.is_success():
+            arrives = self.comm.irecv(other, peer, _TAG)
+        self._begun[peer] = own, sent, other, arrives
+        try:
+            sent.wait(limit)
+            arrives.wait(limit)
+        except BaseException:
+            arrives.cancel()  # it must not take another message; if it has its own, that is kept
+            raise
+        del self._begun[peer]
         parts = [own.tobytes(), other.tobytes()]
         ranks = [self.rank, peer]
         if peer < self.rank:

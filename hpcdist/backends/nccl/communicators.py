@@ -57,6 +57,8 @@ class Communicators:
         self._name = name
         self._connected = 0
         self._connected_with: dict[int, int] = {}
+        #: Rank -> this rank's identity for the two, which a late one has not answered yet.
+        self._offers: dict[int, bytes] = {}
         self._aborted = False
 
     def all(self) -> list[Communicator]:
@@ -97,11 +99,12 @@ class Communicators:
             )
         made = self.pairs.get((index, peer))
         if made is None:
-            number = self._connected_with.get(peer, 0) + 1
+            number, low = self._connected_with.get(peer, 0) + 1, self._rank < peer
+            if peer not in self._offers:
+                self._offers[peer] = _nccl.unique_id() if low else b""
+            unique = self._channel.agree_with(peer, number, self._offers[peer], self.timeout)
+            del self._offers[peer]
             self._connected_with[peer] = number
-            low = self._rank < peer
-            unique = _nccl.unique_id() if low else b""
-            unique = self._channel.agree_with(peer, number, unique, self.timeout)
             made = self.pairs[index, peer] = self._join(index, [unique], 2, 0 if low else 1)
         return made
 

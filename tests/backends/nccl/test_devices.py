@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from standin import gpu
 
 import hpcdist as dist
-from hpcdist import _nccl
+from hpcdist import _engine, _nccl
+from hpcdist.backends.nccl.channel import Channel, MpiChannel, StoreChannel
 from hpcdist.backends.nccl.communicators import Communicators
 from hpcdist.backends.nccl.options import NCCLOptions
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -64,6 +68,51 @@ def test_pairs_of_each_device(monkeypatch):
     found = [made.connect_pair(index, 1) for index in (0, 1, 0, 1)]
     wanted = [(0, b"\x01"), (1, b"\x02")]
     parallel_assert(found == wanted * 2, f"{found}")
+
+
+def pairs(channel: Channel, monkeypatch) -> Communicators:
+    """Whose communicators are their identities, which differ."""
+    made = Communicators(channel, NCCLOptions(), None, "pairs", 0.5)  # type: ignore[arg-type]
+    monkeypatch.setattr(made, "_join", lambda index, unique, size, rank: unique[0])
+    numbers = itertools.count(1)
+    monkeypatch.setattr(_nccl, "unique_id", lambda: bytes([next(numbers)]))
+    return made
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_pair_meets_after_one_of_the_two_was_late(monkeypatch):
+    """It leaves no receive behind that takes another message, and keeps its identity."""
+    comm = _engine.Comm.world("pairs", 20.0, 1)
+    for first in (0, 1, 0):
+        made, peer = pairs(MpiChannel(comm, False), monkeypatch), 1 - comm.rank
+        if comm.rank == first:
+            with pytest.raises(dist.DistTimeoutError):
+                made.connect_pair(0, peer)
+        comm.barrier()
+        received, found = np.full(136, 7, np.uint8), [1, 2]
+        if comm.rank == first:
+            received[:] = 0
+            comm.recv(received, peer, 1023)
+        elif comm.rank < 2:
+            comm.send(received, peer, 1023)
+        made.timeout = 10.0
+        if comm.rank < 2:
+            found = [made.connect_pair(index, peer)[0] for index in (0, 1)]
+        parallel_assert(found == [1, 2] and set(received) == {7}, f"{found}, {received}")
+    comm.free()
+
+
+def test_a_pair_meets_over_a_store_after_one_of_the_two_was_late(monkeypatch):
+    for first in (0, 1):
+        store = dist.HashStore()
+        made = [pairs(StoreChannel(store, rank, 2), monkeypatch) for rank in (0, 1)]
+        with parallel_raises(dist.DistTimeoutError, match=f"rank {1 - first} did not arrive"):
+            made[first].connect_pair(0, 1 - first)
+        with ThreadPoolExecutor(2) as threads:
+            for index, unique in enumerate((b"\x01", b"\x02")):
+                calls = [threads.submit(made[i].connect_pair, index, 1 - i) for i in (0, 1)]
+                found = [call.result().rstrip(b"\0") for call in calls]
+                parallel_assert(found == [unique] * 2, f"{found}")
 
 
 @pytest.mark.parametrize("blocking", [True, False])
