@@ -1,8 +1,8 @@
 """Measure the key-value stores beside torch's.
 
 A process of its own holds one server of hpcdist's TCPStore and one of torch's; every rank is a
-client of both. The FileStores are in one folder, hpcdist's and torch's. In each round all of them
-have their turn:
+client of both. The FileStores are in one folder, hpcdist's and torch's; on several nodes --folder
+has to be on a file system that they share. In each round all of them have their turn:
 
   set   a value of --size bytes, over the same key (torch's TCPStore does not wait for the server)
   get   it again
@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+from hpcdist.errors import DistError
 from hpcdist.store import FileStore, Store, TCPStore, new_key
 
 from . import arguments, formats
@@ -42,12 +45,15 @@ COLUMNS = (
 )
 
 _OPERATIONS = ("set", "get", "add", "wait")
+#: For a rank to reach the servers, and for each operation.
+_REACH = timedelta(seconds=60)
 
 #: Both servers, until standard input ends. The key comes that way too: all can read arguments.
+#: torch's listens on all addresses in any case.
 _SERVERS = """
 import sys
 from hpcdist.store import TCPStore
-ours = TCPStore("127.0.0.1", 0, is_master=True, auth_key=sys.stdin.readline().strip())
+ours = TCPStore(sys.argv[1], 0, is_master=True, auth_key=sys.stdin.readline().strip())
 from torch.distributed import TCPStore as Theirs
 theirs = Theirs("127.0.0.1", 0, None, True, wait_for_workers=False)
 print(ours.port, theirs.port, flush=True)
@@ -95,15 +101,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Servers:
-    """The process with the two servers, started by rank 0; all ranks get the ports and the key."""
+    """The process with the two servers, started by rank 0.
+
+    All ranks get its node's name, or loopback if they are all there, the ports and the key.
+    """
 
     def __init__(self, job: MpiJob) -> None:
         self._process: subprocess.Popen[str] | None = None
+        hosts = job.gather(socket.gethostname())
+        alone = len(set(hosts)) == 1
+        self.host = "127.0.0.1" if alone else hosts[0]
         key = new_key().hex()
         line, problem = "", None
         if job.first:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVERS],
+                [sys.executable, "-c", _SERVERS, "127.0.0.1" if alone else "0.0.0.0"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
             assert self._process.stdin is not None and self._process.stdout is not None
@@ -122,13 +134,26 @@ class _Servers:
             self._process.communicate()
 
 
-def _open(job: MpiJob, servers: _Servers, folder: str) -> dict[str, tuple[Any, Any]]:
-    """Kind -> our store and torch's."""
+def _open(job: MpiJob, servers: _Servers, folder: str) -> dict[str, Any]:
+    """Kind -> our store and torch's; those in files if all ranks have the folder.
+
+    Raises BenchError on all ranks if one of them does not reach the servers.
+    """
     import torch.distributed as c10d
 
+    here, problem, tcp = socket.gethostname(), None, None
+    try:
+        ours: Store = TCPStore(servers.host, servers.ours, timeout=_REACH, auth_key=servers.key)
+        tcp = ours, c10d.TCPStore(servers.host, servers.theirs, None, False, _REACH)
+    except (DistError, RuntimeError) as error:
+        problem = f"rank {job.rank} on {here} does not reach the servers: {error}"
+    job.require(problem)
     folder = job.gather(folder)[0]
-    ours: Store = TCPStore("127.0.0.1", servers.ours, auth_key=servers.key)
-    tcp = ours, c10d.TCPStore("127.0.0.1", servers.theirs, None, False)
+    lacks = None if os.path.isdir(folder) else f"{here} does not have rank 0's folder {folder}"
+    lacks = job.problem(lacks)
+    if lacks is not None:
+        job.say(f"# no FileStore: {lacks}; name one that all nodes share with --folder")
+        return {"TCPStore": tcp}
     file = (
         FileStore(os.path.join(folder, "ours"), job.size),
         c10d.FileStore(os.path.join(folder, "theirs"), job.size),

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from hpcdist.cli.bench import store
+
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
+
+
+class TwoNodes:
+    """What rank 0 sees of an MpiJob; the other rank is on a node that does not see its files."""
+
+    first, rank, size = True, 0, 2
+    said = ""
+
+    def gather(self, value):
+        return [value, "elsewhere"]
+
+    def require(self, text):
+        assert text is None, text
+
+    def problem(self, text):
+        return text or "elsewhere does not have rank 0's folder"
+
+    def say(self, text):
+        self.said += text
+
+
+def test_ranks_on_two_nodes():
+    job = TwoNodes()
+    servers = store._Servers(job)
+    try:
+        assert servers.host == socket.gethostname()
+        for port in (servers.ours, servers.theirs):  # an address that only listening on all has
+            socket.create_connection(("127.0.0.2", port), 5.0).close()
+        servers.host = "127.0.0.2"
+        assert list(store._open(job, servers, "/tmp")) == ["TCPStore"]
+        assert "no FileStore" in job.said and "--folder" in job.said
+    finally:
+        servers.close()
 
 
 def test_the_table():
