@@ -7,12 +7,26 @@
 #
 # HOSTS            a file with one host name per line; without it, this node only
 # RANKS_PER_NODE   default 2
-# CORES_PER_RANK   default: the node's cores divided by RANKS_PER_NODE
+# CORES_PER_RANK   physical ones, not hardware threads; default: the node's, as many as Open MPI
+#                  takes for its slots, divided by RANKS_PER_NODE
 # FABRIC           infiniband or ethernet; default: infiniband where a port is active
 set -euo pipefail
 
 ranks_per_node=${RANKS_PER_NODE:-2}
-cores=$(nproc)
+# A core counts once for all of its hardware threads, where this shell may use one of them. nproc
+# counts the threads, and believes OMP_NUM_THREADS.
+allowed=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
+threads=0
+siblings=()
+for range in ${allowed//,/ }; do
+    for ((cpu = ${range%-*}; cpu <= ${range#*-}; cpu++)); do
+        threads=$((threads + 1))
+        topology=/sys/devices/system/cpu/cpu$cpu/topology
+        read -r same 2>/dev/null <"$topology/thread_siblings_list" || same=$cpu
+        siblings+=("$same")
+    done
+done
+cores=$(printf '%s\n' "${siblings[@]}" | sort -u | wc -l)
 cores_per_rank=${CORES_PER_RANK:-$((cores > ranks_per_node ? cores / ranks_per_node : 1))}
 nodes=1
 if [[ -n ${HOSTS:-} ]]; then
@@ -38,8 +52,9 @@ if grep -qi hydra <<<"$version"; then
     arguments=(-n "$ranks" -ppn "$ranks_per_node" -bind-to "core:$cores_per_rank")
     [[ -z ${HOSTS:-} ]] || arguments+=(-f "$HOSTS")
 elif grep -q 'Intel(R) MPI' <<<"$version"; then
-    # The same, but Intel MPI binds by a variable. Check: I_MPI_DEBUG=4 prints each rank's cores.
-    export I_MPI_PIN_DOMAIN=${I_MPI_PIN_DOMAIN:-$cores_per_rank:compact}
+    # The same, but Intel MPI binds by a variable, to hardware threads. Check: I_MPI_DEBUG=4 prints
+    # those of each rank.
+    export I_MPI_PIN_DOMAIN=${I_MPI_PIN_DOMAIN:-$((cores_per_rank * threads / cores)):compact}
     arguments=(-n "$ranks" -ppn "$ranks_per_node")
     [[ -z ${HOSTS:-} ]] || arguments+=(-f "$HOSTS")
 else

@@ -89,7 +89,7 @@ def test_mpirun_with_several_hosts(tmp_path: Path) -> None:
     stand_in(tmp_path, "mpirun", "Intel(R) MPI Library for Linux* OS, Version 2021.18.1")
     text = run("mpirun.sh", "python", "x.py", first=tmp_path, **env)
     assert "mpirun -n 12 -ppn 4 -f" in text
-    assert "python x.py (OMP_NUM_THREADS=7) 8:compact" in text
+    assert re.search(r"python x.py \(OMP_NUM_THREADS=7\) \d+:compact", text), text
 
 
 @pytest.mark.parametrize("name", ["cpu-infiniband", "gpu-infiniband", "pmix", "pmi2", "apptainer"])
@@ -192,6 +192,21 @@ def test_pbs(tmp_path: Path) -> None:
     text = run("pbs.sh", first=tmp_path, **env)
     assert "mpirun -n 8 -ppn 4 -bind-to core:8 -f" in text
     assert "python x.py --epochs 3 (OMP_NUM_THREADS=7)" in text
+
+
+def test_mpirun_shares_out_the_cores_without_their_threads(tmp_path: Path) -> None:
+    """Whatever nproc says, which counts hardware threads."""
+    (tmp_path / "nproc").write_text("#!/bin/bash\necho 64\n")
+    (tmp_path / "nproc").chmod(0o755)
+    stand_in(tmp_path, "mpirun", "mpirun (Open MPI) 5.0.11")
+    cpus, topology = os.sched_getaffinity(0), "/sys/devices/system/cpu/cpu{}/topology"
+    parts = [Path(topology.format(cpu), "thread_siblings_list").read_text() for cpu in cpus]
+    for ranks in (1, 2):
+        text = run("mpirun.sh", "x", first=tmp_path, RANKS_PER_NODE=str(ranks), OMP_NUM_THREADS="5")
+        assert f":PE={max(len(set(parts)) // ranks, 1)} " in text, text
+    stand_in(tmp_path, "mpirun", "Intel(R) MPI Library for Linux* OS, Version 2021.18.1")
+    text = run("mpirun.sh", "x", first=tmp_path, RANKS_PER_NODE="1")
+    assert f" {len(cpus)}:compact" in text, text
 
 
 def test_lsf_and_flux(tmp_path: Path) -> None:
