@@ -4,8 +4,10 @@
 #BSUB -W 00:30
 #
 # Ranks on CPUs under LSF with jsrun, from the folder that contains jobscripts/:
-#   bsub jobscripts/lsf.sh                                  trains the digits
-#   PROGRAM="python train.py" RANKS=8 CORES_PER_RANK=8 bsub jobscripts/lsf.sh
+#   bsub <jobscripts/lsf.sh                                 trains the digits
+#   PROGRAM="python train.py" RANKS=8 CORES_PER_RANK=8 bsub <jobscripts/lsf.sh
+# bsub reads the lines above from its input. Of a script that is its argument it ignores them, unless
+# the site has set LSB_BSUB_PARSE_SCRIPT.
 set -euo pipefail
 read -r -a program <<<"${PROGRAM:-python examples/train_digits.py}"
 

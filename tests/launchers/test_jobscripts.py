@@ -210,6 +210,9 @@ def test_mpirun_shares_out_the_cores_without_their_threads(tmp_path: Path) -> No
 
 
 def test_lsf_and_flux(tmp_path: Path) -> None:
+    readme = (SCRIPTS / "README.md").read_text()
+    for text in (readme, (SCRIPTS / "lsf.sh").read_text()):
+        assert "bsub <jobscripts/lsf.sh" in text and "bsub jobscripts" not in text
     stand_in(tmp_path, "jsrun")
     text = run("lsf.sh", first=tmp_path, PROGRAM="python x.py", RANKS="4", CORES_PER_RANK="16")
     assert text.strip() == (
