@@ -104,12 +104,15 @@ cdef extern from "hd_nccl_watch.h" nogil:
     int hd_guard_failed(hd_guard*)
     int hd_guard_taken(hd_guard*)
     int hd_guard_empty(hd_guard*)
+    void hd_guard_set_freed(hd_guard*)
+    int hd_guard_await_freed(hd_guard*)
     void hd_guard_lose(hd_guard*, int, const char*, const char*)
     void hd_guard_name(hd_guard*, const char*)
     void hd_guard_beside(hd_guard*, hd_beside*)
     void hd_watched_explain(const hd_watched*, char*, size_t)
     hd_gpu* hd_gpu_of(const hd_cuda*, void*, int)
     int hd_start(hd_gpu*, hd_guard*, void*, void*, hd_watched**, const char**)
+    void hd_starting(hd_watched*, double)
     int hd_started(hd_watched*, void*, double, const char**)
     int hd_order(hd_watched*, void*)
     int hd_captures(hd_gpu*, void*)
@@ -118,6 +121,7 @@ cdef extern from "hd_nccl_watch.h" nogil:
     int hd_watch_listed(hd_watched*)
     void hd_watch_take(hd_watched*)
     void hd_watch_put(hd_watched*)
+    void hd_watch_drop(hd_watched*)
     int hd_watch_forks()
     int hd_watch_forked()
     void hd_watch_stop()
@@ -288,8 +292,10 @@ class Group:
         try:
             end_group()
         except DistBackendError:
-            if kind is None:
-                raise  # otherwise the first error is raised
+            if kind is None:  # otherwise the first error is raised
+                for comm in self.comms:
+                    comm.alive()  # the call may have come back because of an abort
+                raise
         finally:
             for comm in self.comms:
                 hd_guard_leave(comm.guard)

@@ -82,6 +82,7 @@ typedef struct ncclComm {
     _Atomic int refs, stop, async, busy; /* busy: operations on streams */
     _Atomic int inside;                  /* operations that read and write their tensors */
     _Atomic int calls, freed;            /* calls that are inside; whether it has been destroyed or aborted */
+    _Atomic int blocked;                 /* a call waits for the abort */
     int rank, size, blocking, children;
     uint64_t control, number, launched;
     _Atomic uint64_t ran; /* of what was launched, in that order, whatever its streams */
@@ -110,6 +111,8 @@ int comm_join(comm *c); /* waits for all */
 int comm_control(comm *c, int color, int key); /* publishes, waits for all; call comm_control_done after reading */
 int comm_control_done(comm *c);
 void comm_put(comm *c);
+void comm_busy(comm *c, int by); /* operations on streams come and go */
+int comm_others_busy(comm *c);   /* those of this process's other communicators */
 int comm_hold(comm *c); /* before an operation touches tensors: -1 where it must not any more */
 void comm_release(comm *c);
 void comm_stop(comm *c); /* from now on none does */

@@ -62,6 +62,8 @@ static int misused(const char *what)
 
 PUBLIC int standin_misuses(void) { return atomic_load(&misuses); }
 PUBLIC int standin_calls(void) { return atomic_load(&calls); } /* of functions of a communicator */
+static _Atomic int abort_waits; /* for the operations of all communicators */
+PUBLIC void standin_abort_waits(int yes) { atomic_store(&abort_waits, yes); }
 PUBLIC void standin_slow(double seconds) { atomic_store(&slow, (int64_t)(seconds * 1e9)); }
 
 /* Around each function of a communicator. */
@@ -81,7 +83,7 @@ static int come_in(comm *c, const char *function)
 
 static int go_out(comm *c, int rc)
 {
-    if (atomic_load(&c->freed))
+    if (atomic_load(&c->freed) && !atomic_load(&c->blocked))
         misused("a call was inside while its communicator was freed");
     atomic_fetch_sub(&c->calls, 1);
     return rc;
@@ -100,7 +102,7 @@ static int freed(comm *c, const char *function)
     atomic_fetch_add(&calls, 1);
     if (atomic_exchange(&c->freed, 1))
         return misused(function);
-    if (atomic_load(&c->calls))
+    if (atomic_load(&c->calls) && !atomic_load(&c->blocked))
         misused("a communicator is freed while a call is inside");
     return OK;
 }
@@ -280,6 +282,8 @@ PUBLIC int ncclCommAbort(comm *c)
     if (rc != OK)
         return rc;
     comm_stop(c);
+    while (atomic_load(&abort_waits) && comm_others_busy(c))
+        nap(50000);
     leave(c);
     return OK;
 }
@@ -418,7 +422,7 @@ static void *copy_ops(void *arg)
         *end = made;
         end = &made->next;
         atomic_fetch_add(&o->comm->refs, 1);
-        atomic_fetch_add(&o->comm->busy, 1);
+        comm_busy(o->comm, 1);
     }
     first->turn = first->comm->launched++;
     return first;
@@ -437,6 +441,23 @@ static void *launch_later(void *arg)
     return NULL;
 }
 
+/* Ranks that have to be connected first, and one of them does not come. */
+static int block(op *list)
+{
+    comm *c = list->comm;
+    atomic_store(&c->blocked, 1);
+    while (!comm_lost(c))
+        nap(50000);
+    while (list) {
+        op *after = list->next;
+        comm_busy(c, -1);
+        comm_put(c);
+        free(list);
+        list = after;
+    }
+    return refuse(INTERNAL, "the communicator was aborted");
+}
+
 static int start(void)
 {
     int rc = OK;
@@ -449,9 +470,14 @@ static int start(void)
             free(p);
             continue;
         }
+        if (p->first->fault == 6) {
+            rc = block(p->first);
+            free(p);
+            continue;
+        }
         if (stream_captures(p->stream)) {
             for (op *o = p->first; o; o = o->next)
-                atomic_fetch_sub(&o->comm->busy, 1);
+                comm_busy(o->comm, -1);
             stream_push(p->stream, run, p->first, copy_ops);
             free(p);
             continue;
@@ -490,7 +516,7 @@ PUBLIC int ncclGroupEnd(void)
 /* NCCL_STANDIN_FAULT=kind:rank:number[:seconds]; the number counts a communicator's operations from 1. */
 static void fault_of(op *o)
 {
-    static const char *kinds[] = {"", "fail", "hang", "delay", "die", "remote"};
+    static const char *kinds[] = {"", "fail", "hang", "delay", "die", "remote", "block"};
     const char *given = getenv("NCCL_STANDIN_FAULT");
     char kind[16];
     int rank;
@@ -500,7 +526,7 @@ static void fault_of(op *o)
         return;
     if (rank != o->comm->rank || number != o->number)
         return;
-    for (int i = 1; i < 6; i++)
+    for (int i = 1; i < 7; i++)
         if (!strcmp(kind, kinds[i]))
             o->fault = i;
     o->seconds = seconds;
@@ -539,7 +565,7 @@ static int take_in(comm *c, int kind, const void *send, void *recv, size_t count
         return refuse(INTERNAL, "a fault was asked for");
     }
     atomic_fetch_add(&c->refs, 1);
-    atomic_fetch_add(&c->busy, 1);
+    comm_busy(c, 1);
     struct pending *p = group;
     while (p && (p->stream != stream || p->first->comm != c))
         p = p->next;

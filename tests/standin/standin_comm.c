@@ -49,6 +49,16 @@ void comm_put(comm *c)
     c->mem = NULL; /* the rest stays, so that a later use is found out and breaks nothing */
 }
 
+static _Atomic int busy; /* on all communicators */
+
+void comm_busy(comm *c, int by)
+{
+    atomic_fetch_add(&c->busy, by);
+    atomic_fetch_add(&busy, by);
+}
+
+int comm_others_busy(comm *c) { return atomic_load(&busy) > atomic_load(&c->busy); }
+
 int comm_hold(comm *c)
 {
     atomic_fetch_add(&c->inside, 1);

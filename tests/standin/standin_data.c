@@ -251,7 +251,7 @@ void run_ops(op *list)
     atomic_store(&list->comm->ran, list->turn + 1);
     while (list) {
         op *after = list->next;
-        atomic_fetch_sub(&list->comm->busy, 1);
+        comm_busy(list->comm, -1);
         comm_put(list->comm);
         free(list);
         list = after;

@@ -23,7 +23,7 @@ from standin_library import build, library, load
 
 __all__ = [
     "Event", "FakeCuda", "Graph", "Runtime", "Stream", "build", "cpu", "fault", "gpu", "library",
-    "load", "misuses", "on", "slow_calls", "to_gpu", "training",
+    "load", "misuses", "on", "slow_aborts", "slow_calls", "to_gpu", "training",
 ]  # fmt: skip
 
 
@@ -368,6 +368,16 @@ def slow_calls(seconds: float) -> Iterator[None]:
         yield
     finally:
         library().standin_slow(0.0)
+
+
+@contextlib.contextmanager
+def slow_aborts() -> Iterator[None]:
+    """Let an abort wait for what is in flight on all communicators of this process."""
+    library().standin_abort_waits(1)
+    try:
+        yield
+    finally:
+        library().standin_abort_waits(0)
 
 
 def misuses() -> int:

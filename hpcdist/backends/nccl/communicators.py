@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,8 @@ from .channel import Channel
 from .options import NCCLOptions
 
 _log = log.get_logger("nccl")
+#: Seconds that NCCL has for an abort.
+_ABORT = 10.0
 
 
 class Communicators:
@@ -149,17 +153,36 @@ class Communicators:
             finally:
                 self._runtime.enter(before)
         about = f"{what} of the group {self._name!r} (rank {self._rank})"
-        return _call_in_thread(entered, self.timeout, about)
+        return _Call(entered).result(self.timeout, about)
 
     # --- ending them -------------------------------------------------------------------------
 
-    def end(self, comm: Communicator, abort: bool, seconds: float) -> None:
-        """Free a communicator on this rank, or abort it; what goes wrong is logged."""
+    def end(self, abort: bool, limit: float) -> None:
+        """Free the communicators on this rank, or abort them; what goes wrong is logged.
+
+        Parameters
+        ----------
+        abort : bool
+            Whether to abort also those that have not failed.
+        limit : float
+            When to have done so, of ``time.monotonic``; each gets a second after it.
+        """
+        failed = [comm for comm in self.all() if abort or comm.failed]
+        self._abort(failed, max(limit - time.monotonic(), 1.0))
+        for comm in self.all():
+            if comm not in failed:
+                call = _Call(functools.partial(_destroy, comm))
+                self._await(call, max(limit - time.monotonic(), 1.0), "ncclCommDestroy")
+
+    def _abort(self, comms: list[Communicator], seconds: float) -> None:
+        """Abort them at the same time: each may wait for another's kernels (`hd_nccl_guard.h`)."""
+        limit = time.monotonic() + seconds
+        for call in [_Call(comm.abort) for comm in comms]:
+            self._await(call, max(limit - time.monotonic(), 0.0), "ncclCommAbort")
+
+    def _await(self, call: _Call, seconds: float, what: str) -> None:
         try:
-            if abort or comm.failed:
-                _call_in_thread(comm.abort, seconds, "ncclCommAbort")
-            else:
-                _call_in_thread(lambda: _destroy(comm), seconds, "ncclCommDestroy")
+            call.result(seconds, what)
         except DistError as error:
             _log.warning("the group %r could not be freed in order: %s", self._name, error)
 
@@ -171,8 +194,7 @@ class Communicators:
     def abort(self) -> None:
         """Abort all communicators on this rank, also one that is being made."""
         self._aborted = True
-        for comm in self.all():
-            comm.abort()
+        self._abort(self.all(), _ABORT)
 
 
 def _destroy(comm: Communicator) -> None:
@@ -180,30 +202,35 @@ def _destroy(comm: Communicator) -> None:
     comm.destroy()
 
 
-def _call_in_thread(call: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Run a call that may block forever in a thread of its own, and wait for it here.
+class _Call:
+    """A call that may block forever, in a thread of its own.
 
     NCCL's blocking calls have no timeout. If one does not return, its thread stays behind; it does
     not have the GIL.
     """
-    result: list[Any] = []
-    error: list[BaseException] = []
-    done = threading.Event()
 
-    def run() -> None:
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, name="hpcdist-nccl", daemon=True).start()
+
+    def _run(self) -> None:
         try:
-            result.append(call())
+            self._result = self._call()
         except BaseException as problem:
-            error.append(problem)
+            self._error = problem
         finally:
-            done.set()
+            self._done.set()
 
-    threading.Thread(target=run, name="hpcdist-nccl", daemon=True).start()
-    if not done.wait(seconds):
-        raise DistTimeoutError(
-            f"{what} did not return after {seconds:g} s: another rank has not called it, or died. "
-            "NCCL keeps waiting in a thread of its own"
-        )
-    if error:
-        raise error[0]
-    return result[0]
+    def result(self, seconds: float, what: str) -> Any:
+        """Wait for it; raise what it raises, or DistTimeoutError."""
+        if not self._done.wait(seconds):
+            raise DistTimeoutError(
+                f"{what} did not return after {seconds:g} s: another rank has not called it, or "
+                "died. NCCL keeps waiting in a thread of its own"
+            )
+        if self._error is not None:
+            raise self._error
+        return self._result

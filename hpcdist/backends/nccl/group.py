@@ -274,8 +274,7 @@ class NcclGroup(GroupBackend):
             for comm in self.communicators.all():
                 if comm.unheard:
                     lost = lost or comm.async_error()
-                left = max(end - time.monotonic(), 1.0)
-                self.communicators.end(comm, late is not None, left)
+            self.communicators.end(late is not None, end)
             if late is None:
                 self.queue.forget_all()
             self.communicators.forget()

@@ -213,10 +213,12 @@ cdef class Communicator(Operations):
         The operations in flight have no result: their handles raise.
         """
         unforked()
-        if not hd_guard_take(self.guard):
+        if not hd_guard_take(self.guard):  # another thread or the watchdog does so
+            with nogil:
+                hd_guard_await_freed(self.guard)
             if hd_guard_failed(self.guard):
                 self.state = "aborted"
-            return  # another thread or the watchdog has done so
+            return
         self.state = "aborted"
         self.end()
 
@@ -228,6 +230,7 @@ cdef class Communicator(Operations):
             hd_guard_lose(self.guard, HD_WATCH_ABORTED, b"", b"this process has aborted its communicator")
             hd_guard_empty(self.guard)  # a call that does not return waits for another rank: abort() wakes it
             rc = self.nccl.abort(self.comm)
+            hd_guard_set_freed(self.guard)
         if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
             raise failure(f"ncclCommAbort (rank {self.rank} of {self.size})", rc)
         return 0
@@ -283,6 +286,7 @@ cdef class Communicator(Operations):
                 self.nccl.op_destroy(made, self.comm)
         with nogil:
             rc = self.nccl.destroy(self.comm)
+            hd_guard_set_freed(self.guard)
         if rc != HD_NCCL_SUCCESS and rc != HD_NCCL_IN_PROGRESS:
             raise failure(f"ncclCommDestroy (rank {self.rank} of {self.size})", rc)
 

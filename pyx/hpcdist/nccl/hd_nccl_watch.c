@@ -3,7 +3,6 @@
 #include "hd_base.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +11,6 @@
 #define ROUND_NS 20000000 /* between two looks at the operations in flight */
 /* Between two looks for new operations: waking the thread costs a call 50 to 90 us. */
 #define IDLE_NS 100000000
-/* Seconds that calls inside NCCL have to return before NCCL is aborted under them. */
-#define PATIENCE 1.0
 #define AHEAD_NS 600000000 /* before a timeout it asks the ranks for their stacks */
 #define CAPTURE_RELAXED 2  /* CU_STREAM_CAPTURE_MODE_RELAXED */
 #define EVENT_FLAGS 2u     /* CU_EVENT_DISABLE_TIMING */
@@ -43,72 +40,6 @@ static void rest(int64_t ns)
 {
     struct timespec t = {ns / 1000000000, ns % 1000000000};
     nanosleep(&t, NULL);
-}
-
-hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm)
-{
-    hd_guard *made = calloc(1, sizeof *made);
-    if (made) {
-        made->nccl = nccl;
-        made->comm = comm;
-        made->refs = 1;
-    }
-    return made;
-}
-
-void hd_guard_put(hd_guard *guard)
-{
-    if (!guard || __atomic_sub_fetch(&guard->refs, 1, __ATOMIC_ACQ_REL))
-        return;
-    if (guard->beside)
-        guard->beside->put(guard->beside);
-    free(guard);
-}
-
-void hd_guard_name(hd_guard *guard, const char *where)
-{
-    snprintf(guard->where, sizeof guard->where, "%s", where);
-}
-
-void hd_guard_beside(hd_guard *guard, hd_beside *beside)
-{
-    if (guard->beside)
-        return;
-    __atomic_add_fetch(&beside->refs, 1, __ATOMIC_ACQ_REL);
-    guard->beside = beside;
-}
-
-void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text)
-{
-    static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&first); /* only the first failure is kept */
-    if (!load(&guard->failed)) {
-        snprintf(guard->what, sizeof guard->what, "%s", what);
-        snprintf(guard->text, sizeof guard->text, "%s", text);
-        __atomic_store_n(&guard->failed, code, __ATOMIC_SEQ_CST);
-    }
-    pthread_mutex_unlock(&first);
-}
-
-int hd_guard_empty(hd_guard *guard)
-{
-    const int64_t end = now() + (int64_t)(PATIENCE * 1e9);
-    int64_t nap = 20000;
-    int left;
-    while ((left = __atomic_load_n(&guard->inside, __ATOMIC_SEQ_CST)) && now() < end) {
-        rest(nap);
-        if (nap < 1000000)
-            nap *= 2;
-    }
-    return left;
-}
-
-void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text)
-{
-    hd_guard_lose(guard, code, what, text);
-    hd_guard_empty(guard);
-    if (hd_guard_take(guard))
-        guard->nccl->abort(guard->comm);
 }
 
 /* What NCCL itself reports; 0 for nothing. */
@@ -196,6 +127,8 @@ static int look(hd_watched *w)
         return state;
     if (load(&w->guard->failed))
         return HD_WATCH_FAILED; /* an aborted operation ends too, but its output is not a result */
+    if (load(&w->starting))
+        return HD_WATCH_RUNS;
     rc = query(w);
     /* also if it has ended: after an error it may end without a result */
     if ((rc == 0 || rc == HD_CUDA_NOT_READY) && (code = report(w->guard, said, sizeof said)) != 0) {
@@ -220,15 +153,17 @@ static void settle(hd_watched *w, int state)
 
 static void examine(hd_watched *w)
 {
+    const int64_t deadline = __atomic_load_n(&w->deadline, __ATOMIC_RELAXED);
+    const char *late = load(&w->starting) ? "had not started" : "was not done";
     char text[2048], name[192];
     int state = look(w);
     hd_beside *b = w->guard->beside;
 
-    if (b && state == HD_WATCH_RUNS && w->deadline - now() < AHEAD_NS)
+    if (b && state == HD_WATCH_RUNS && deadline - now() < AHEAD_NS)
         b->expect(b, 0.0);
-    if (state == HD_WATCH_RUNS && now() > w->deadline) {
+    if (state == HD_WATCH_RUNS && now() > deadline) {
         hd_watched_name(w, name, sizeof name);
-        snprintf(text, sizeof text, "%s was not done after %g s", name, w->limit);
+        snprintf(text, sizeof text, "%s %s after %g s", name, late, w->limit);
         hd_watched_explain(w, text, sizeof text);
         if (b)
             b->report(b, text);
@@ -242,7 +177,9 @@ static void examine(hd_watched *w)
         hd_guard_fail(w->guard, HD_WATCH_CUDA, name, text);
         state = HD_WATCH_FAILED;
     }
-    if (state != HD_WATCH_RUNS)
+    if (state == HD_WATCH_FAILED && !load(&w->guard->freed))
+        hd_watched_end(w, state); /* it may still use its tensors: they are kept */
+    else if (state != HD_WATCH_RUNS)
         settle(w, state);
 }
 
@@ -281,21 +218,9 @@ static void *guardian(void *unused)
 
 static int start(void)
 {
-    pthread_t thread;
-    sigset_t all, before;
-    int rc;
-    if (running)
-        return 0;
-    /* the signals are Python's: they must reach its main thread */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&thread, NULL, guardian, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc == 0) {
-        pthread_detach(thread);
-        running = 1;
-    }
-    return rc;
+    if (!running)
+        running = !hd_nccl_spawn(guardian, NULL);
+    return !running;
 }
 
 hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index)
@@ -394,7 +319,7 @@ int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watch
     w->keep = NULL;
     w->after = NULL;
     w->refs = 1;
-    w->listed = 0;
+    w->listed = w->starting = 0;
     w->record = 0;
     w->records = 0;
     w->other_stream = stream != current;
@@ -414,6 +339,27 @@ int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watch
     return rc;
 }
 
+/* Lets the watchdog check it. */
+static void list(hd_watched *w)
+{
+    w->listed = 1;
+    __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);
+    pthread_mutex_lock(&lock);
+    w->next = flight;
+    flight = w;
+    pthread_mutex_unlock(&lock);
+}
+
+void hd_starting(hd_watched *w, double seconds)
+{
+    if (w->state == HD_WATCH_CAPTURED)
+        return;
+    w->limit = seconds;
+    w->deadline = in(seconds);
+    w->starting = 1;
+    list(w);
+}
+
 int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
 {
     void *before;
@@ -427,13 +373,10 @@ int hd_started(hd_watched *w, void *stream, double seconds, const char **call)
     if (rc || w->state == HD_WATCH_CAPTURED)
         return rc;
     w->limit = seconds;
-    w->deadline = in(seconds);
-    w->listed = 1;
-    __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);
-    pthread_mutex_lock(&lock);
-    w->next = flight;
-    flight = w;
-    pthread_mutex_unlock(&lock);
+    __atomic_store_n(&w->deadline, in(seconds), __ATOMIC_RELAXED);
+    __atomic_store_n(&w->starting, 0, __ATOMIC_RELEASE);
+    if (!hd_watch_listed(w))
+        list(w);
     return 0;
 }
 
@@ -476,6 +419,16 @@ void hd_watch_put(hd_watched *w)
     w->next = w->gpu->spare;
     w->gpu->spare = w;
     pthread_mutex_unlock(&lock);
+}
+
+void hd_watch_drop(hd_watched *w)
+{
+    if (!w)
+        return;
+    hd_watched_end(w, HD_WATCH_FAILED);
+    if (hd_watch_listed(w))
+        __atomic_store_n(&w->state, HD_WATCH_FAILED, __ATOMIC_RELEASE);
+    hd_watch_put(w);
 }
 
 static void in_child(void) { forked = 1; }

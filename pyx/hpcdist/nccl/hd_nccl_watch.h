@@ -1,33 +1,13 @@
 /* Operations in flight, and the watchdog: one C thread that never takes the GIL. It checks the
- * operations in flight and NCCL's own reports, and aborts a communicator whose operation is late or
- * has failed, so that no thread waits for it for ever. */
+ * operations in flight and NCCL's own reports, and has a communicator aborted whose operation is
+ * late or has failed, so that no thread waits for it for ever. */
 #ifndef HD_NCCL_WATCH_H
 #define HD_NCCL_WATCH_H
 
 #include <stdint.h>
 
-#include "hd_beside.h"
-#include "hd_nccl.h"
+#include "hd_nccl_guard.h"
 
-/* One communicator. The thread that sets `taken` may abort or destroy it, once, after giving
- * the calls inside time to return. */
-typedef struct {
-    const hd_nccl *nccl;
-    ncclComm_t comm;
-    int refs;   /* atomic */
-    int inside; /* atomic: calls of this process that are inside NCCL right now */
-    int taken;  /* atomic */
-    int failed; /* atomic: 0, else an HD_NCCL_ code or one of HD_WATCH_LATE and its neighbours */
-    int raised; /* an exception has been made of it; accessed with the GIL held */
-    char where[128]; /* "of the group 'world' on rank 0" */
-    char what[192];  /* the operation that was in flight */
-    char text[2048];
-    hd_beside *beside; /* the flight recorder; NULL: there is none */
-} hd_guard;
-
-/* An operation exceeded its time; CUDA reports an error; this process has aborted the communicator
- * itself. */
-enum { HD_WATCH_LATE = -1, HD_WATCH_CUDA = -2, HD_WATCH_ABORTED = -3 };
 enum { HD_WATCH_RUNS = 0, HD_WATCH_DONE = 1, HD_WATCH_FAILED = 2, HD_WATCH_CAPTURED = 3 };
 
 /* The functions needed from CUDA, by address: those of the driver, or a test's. 0 is success;
@@ -64,57 +44,15 @@ typedef struct hd_watched {
     void *event;     /* reached when the operation is done */
     const char *api; /* static storage */
     uint64_t number;
-    int64_t deadline;        /* ns, monotonic */
+    int64_t deadline;        /* atomic: ns, monotonic */
     double limit;            /* seconds it had, for the message */
     void *keep;              /* for the owner of the queue */
     uint64_t record;         /* atomic: the number of its first record; 0: none, or it has ended */
     uint32_t records;        /* of messages that start together: how many */
     int other_stream;        /* on a stream other than the caller's */
+    int starting;            /* atomic: NCCL's call has not returned, and the event says nothing */
     int refs, state, listed; /* atomic */
 } hd_watched;
-
-hd_guard *hd_guard_new(const hd_nccl *nccl, ncclComm_t comm);
-void hd_guard_put(hd_guard *guard);
-/* The owner, for messages; set it before its first operation. */
-void hd_guard_name(hd_guard *guard, const char *where);
-/* Its operations' flight recorder, of which it becomes one of the owners; likewise. */
-void hd_guard_beside(hd_guard *guard, hd_beside *beside);
-static inline int hd_guard_failed(hd_guard *guard)
-{
-    return __atomic_load_n(&guard->failed, __ATOMIC_ACQUIRE);
-}
-static inline int hd_guard_taken(hd_guard *guard)
-{
-    return __atomic_load_n(&guard->taken, __ATOMIC_ACQUIRE);
-}
-/* Brackets a call of NCCL. Not 0 if the communicator must not be used any more; leave in either
- * case. This thread counts itself before it checks, and the thread that frees sets the word before
- * it counts: one of the two sees the other. */
-static inline int hd_guard_enter(hd_guard *guard)
-{
-    __atomic_add_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST);
-    return __atomic_load_n(&guard->failed, __ATOMIC_SEQ_CST) ||
-                   __atomic_load_n(&guard->taken, __ATOMIC_SEQ_CST)
-               ? HD_NCCL_INTERNAL
-               : 0;
-}
-static inline void hd_guard_leave(hd_guard *guard)
-{
-    __atomic_sub_fetch(&guard->inside, 1, __ATOMIC_SEQ_CST);
-}
-/* Returns 1 to the one caller that may abort or destroy it. */
-static inline int hd_guard_take(hd_guard *guard)
-{
-    return !__atomic_exchange_n(&guard->taken, 1, __ATOMIC_SEQ_CST);
-}
-/* Marks it as failed unless it already is: the operations in flight have no result. */
-void hd_guard_lose(hd_guard *guard, int code, const char *what, const char *text);
-/* Waits a second at most for the calls inside; returns how many are left. The communicator is taken
- * or failed, so no new call gets in. */
-int hd_guard_empty(hd_guard *guard);
-/* Marks it as failed while an operation was in flight, waits for the calls inside, and aborts it
- * unless that has been done. */
-void hd_guard_fail(hd_guard *guard, int code, const char *what, const char *text);
 
 /* The device of an index, the same one for the same functions; NULL if out of memory. */
 hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index);
@@ -126,6 +64,9 @@ hd_gpu *hd_gpu_of(const hd_cuda *cuda, void *context, int index);
 enum { HD_START_MEMORY = -1, HD_START_OTHER_CAPTURES = -2 };
 int hd_start(hd_gpu *gpu, hd_guard *guard, void *current, void *stream, hd_watched **made,
              const char **call);
+/* Before a call of NCCL that may wait for other ranks: the operation is watched from now on, unless
+ * it is captured. */
+void hd_starting(hd_watched *w, double seconds);
 /* The operation has been enqueued: from now on it is watched, unless it is captured. Returns as
  * hd_start does. */
 int hd_started(hd_watched *w, void *stream, double seconds, const char **call);
@@ -142,6 +83,8 @@ void hd_watched_explain(const hd_watched *w, char *text, size_t size);
 /* Checks the event for at most `seconds`; returns the state. */
 int hd_watch_wait(hd_watched *w, double seconds);
 void hd_watch_put(hd_watched *w);
+/* Drops an operation that was not enqueued. */
+void hd_watch_drop(hd_watched *w);
 static inline void hd_watch_take(hd_watched *w)
 {
     __atomic_add_fetch(&w->refs, 1, __ATOMIC_ACQ_REL);

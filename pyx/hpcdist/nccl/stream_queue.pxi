@@ -322,6 +322,8 @@ cdef class StreamQueue:
                 w.number = number
                 w.record = record
                 w.records = abouts
+                if comm.blocking:  # else comm.after() has the limit
+                    hd_starting(w, limit)
                 if c != NULL:
                     code = call(comm, c, <hd_stream> stream)
                     if code == HD_NCCL_SUCCESS:
@@ -336,10 +338,10 @@ cdef class StreamQueue:
             except DistError as error:  # NCCL's own text contains neither the group nor the number
                 what = name_of(w)
                 error = type(error)(f"{what} could not start: {error}{explained(w)}")
-                hd_watch_put(w)
+                hd_watch_drop(w)
                 raise error from None
             except BaseException:
-                hd_watch_put(w)
+                hd_watch_drop(w)
                 raise
             with nogil:
                 rc = hd_started(w, <void*> stream, limit, &said)
@@ -347,7 +349,7 @@ cdef class StreamQueue:
             what = f"{api} #{number} {comm.guard.where.decode('utf-8', 'replace')}"
             if w == NULL and record:
                 end_calls(comm.guard.beside, record, abouts)
-            hd_watch_put(w)
+            hd_watch_drop(w)
             raise cuda_error(rc, said, what)
         if w.state != HD_WATCH_CAPTURED:
             Py_INCREF(keep)

@@ -6,15 +6,19 @@ same without MPI, and kills ranks.
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 
 import nccl_faults
 import pytest
 import standin
+import torch
 from nccl_faults import MODES, Case, Trial
+from standin import gpu
 
 import hpcdist as dist
+from hpcdist.backends.dispatch import serving
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.standin
@@ -72,3 +76,57 @@ def test_what_nobody_was_told_comes_out_at_the_end():
         error = problem
     told = isinstance(error, nccl_faults.LATE) and "all_reduce #" in str(error)
     parallel_assert(told, lambda: repr(error))
+
+
+def test_aborts_that_wait_for_each_other():
+    """Whichever comes first: its operation may only end after the other's, with CUDA's help."""
+    trials = [Trial(Case("hang", "async")) for _ in range(2)]
+    errors, until = [], time.monotonic() + nccl_faults.LIMIT + nccl_faults.SLACK
+    with standin.slow_aborts(), standin.fault(f"hang:0:{trials[0].number}"):
+        for work in [trial._call(True) for trial in trials]:
+            with pytest.raises(nccl_faults.LATE) as caught:
+                work.wait(10.0)
+            errors.append((str(caught.value), time.monotonic() < until))
+        for trial in trials:
+            trial.end()
+    parallel_assert(all("all_reduce #" in said and soon for said, soon in errors), f"{errors}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_group_aborts_its_communicators_at_the_same_time():
+    trial = Trial(Case("hang", "async"))
+    backend = serving(trial.group.carrier, gpu(torch.ones(1)))
+    peer = trial.rank ^ 1
+    if peer < trial.size:
+        message = dist.isend if trial.rank < peer else dist.irecv
+        message(gpu(torch.ones(1)), peer, group=trial.group).wait()
+    thread = threading.Thread(target=backend.abort, daemon=True)
+    with standin.slow_aborts(), standin.fault(f"hang:0:{trial.number}"):
+        trial._call(True)
+        if peer < trial.size:
+            dist.irecv(gpu(torch.ones(1)), peer, group=trial.group)  # nobody sends
+        thread.start()
+        thread.join(8.0)
+        aborted = not thread.is_alive()
+    parallel_assert(aborted and len(backend.communicators.all()) == 1 + (peer < trial.size))
+    trial.end()
+
+
+@pytest.mark.parametrize("api", ["all_reduce", "batch_isend_irecv"])
+def test_a_call_that_waits_inside_of_nccl_has_a_limit(api):
+    """As where NCCL connects the ranks in it, and one of them does not come."""
+    trial = Trial(Case("hang", "sync"))
+    said, took = f"{api} #2 had not started", 0.0
+    calls = [(call, gpu(torch.ones(1)), 0, trial.group) for call in (dist.isend, dist.irecv)]
+    if trial.rank == 0:
+        with standin.fault(f"block:0:{trial.number}"):
+            began = time.monotonic()
+            with pytest.raises(dist.DistTimeoutError) as caught:
+                if api == "all_reduce":
+                    trial._call(False)
+                else:
+                    dist.batch_isend_irecv([dist.P2POp(*call) for call in calls])
+            said, took = str(caught.value), time.monotonic() - began
+    parallel_assert(f"{api} #" in said and "had not started" in said, said)
+    parallel_assert(took < nccl_faults.LIMIT + 1.0 + nccl_faults.SLACK, f"{took} s")
+    trial.end()
