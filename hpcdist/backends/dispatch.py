@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -132,6 +133,21 @@ def agreeing(backend: Carrier | Dispatch, tensors: Any = None) -> Carrier:
         except ValueError:  # on a device that no backend serves
             backend = several._host
     return backend.agreed_on if isinstance(backend, GroupBackend) else backend
+
+
+def barrier_device(backend: Carrier | Dispatch, index: Any) -> dict[str, Any]:
+    """Return the argument that tells a backend's barrier its device, if it runs on one.
+
+    Parameters
+    ----------
+    backend : object
+        A backend, or the :class:`Dispatch` of several.
+    index : int or None
+        Index of the device; None lets the backend choose.
+    """
+    if index is None or not getattr(backend, "has_devices", False):
+        return {}
+    return {"device": operator.index(index)}
 
 
 def combine(backends: dict[str, Any]) -> Carrier:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from datetime import timedelta
 from typing import Any, overload
 
 from hpcdist._buffer import limited
 from hpcdist._engine import Work
-from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.dispatch import agreeing, barrier_device
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.limits import seconds_of
 from hpcdist.groups.process_group import Group, ProcessGroup
@@ -81,9 +80,7 @@ def barrier(
     with refusing(agreeing(comm), "barrier"):
         if device_ids is not None and not isinstance(device_ids, list):
             raise TypeError(f"device_ids must be a list of int, not {type(device_ids).__name__}")
-        about: dict[str, Any] = {}
-        if device_ids and getattr(comm, "has_devices", False):
-            about["device"] = operator.index(device_ids[0])
+        about = barrier_device(comm, device_ids[0] if device_ids else None)
         seconds = None if timeout is None else seconds_of(timeout)
     if seconds is None:
         return comm.barrier(async_op, **about)

@@ -16,7 +16,7 @@ from hpcdist._buffer import limited
 from hpcdist._engine import ASYNC_HERE, Work
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
-from hpcdist.backends.dispatch import agreeing
+from hpcdist.backends.dispatch import agreeing, barrier_device
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.members import Members
 from hpcdist.groups.rooted import has_list, parts_of_root
@@ -136,12 +136,14 @@ class C10d:
         timeout: Any,
         arguments: Callable[[], Sequence[Any]],
         api: str | None = None,
+        named: Callable[[], dict[str, Any]] = dict,
     ) -> Work:
         """Begin an operation; the other ranks hear of what is wrong with the arguments."""
         comm = self.carrier
         with refusing(agreeing(comm, tensors), api or operation):
-            args, seconds = arguments(), _seconds(opts, timeout)
-        about = {} if api is None else {"api": api}
+            args, about, seconds = arguments(), named(), _seconds(opts, timeout)
+        if api is not None:
+            about["api"] = api
         with limited(seconds):
             work: Work = getattr(comm, operation)(*args, ASYNC_HERE, **about)
         return work
@@ -310,7 +312,11 @@ class C10d:
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         """Begin to wait for all ranks, as :func:`hpcdist.barrier`."""
-        return self._begin("barrier", None, opts, timeout, tuple)
+
+        def named() -> dict[str, Any]:
+            return barrier_device(self.carrier, device_of(opts))
+
+        return self._begin("barrier", None, opts, timeout, tuple, named=named)
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         """Begin to send to a rank of the group, as :func:`hpcdist.isend`; it must receive."""
@@ -341,6 +347,12 @@ def _options(opts: Any) -> Any:
 def _op(opts: Any) -> Any:
     """Return the operation of options, or a short form's, which is one itself."""
     return ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+
+
+def device_of(opts: Any) -> Any:
+    """Return the index of the device that a barrier's options name; None if they name none."""
+    chosen = getattr(opts, "device_ids", None)
+    return chosen[0] if chosen else getattr(getattr(opts, "device", None), "index", None)
 
 
 def _root(opts: Any) -> Any:

@@ -344,7 +344,13 @@ class BridgeBase(ProcessGroup):
     # --- how a call runs -------------------------------------------------------------------------
 
     def _call(
-        self, name: str, opts: Any, inputs: list[Any], outputs: list[Any], *args: Any
+        self,
+        name: str,
+        opts: Any,
+        inputs: list[Any],
+        outputs: list[Any],
+        *args: Any,
+        **about: Any,
     ) -> Work:
         """Run an operation of our group as torch's options say."""
         with _limited(opts):
@@ -356,12 +362,12 @@ class BridgeBase(ProcessGroup):
                 method = self._recorder.inside(entry, method)
             if wants_work:
                 # torch lets one rank wait and another not
-                return self._collect(BridgeWork(method(*args, ASYNC_HERE), outputs, entry))
+                return self._collect(BridgeWork(method(*args, ASYNC_HERE, **about), outputs, entry))
             if entry is None:
-                method(*args)
+                method(*args, **about)
             else:
                 with entry:
-                    method(*args)
+                    method(*args, **about)
         return self._collect(_DONE)
 
     def _now(

@@ -16,8 +16,10 @@ from typing import Any
 
 from torch.distributed import Work
 
+from hpcdist.backends.dispatch import barrier_device
 from hpcdist.collectives.monitored_barrier import monitored_barrier
 from hpcdist.groups import sparse
+from hpcdist.groups.c10d import device_of
 from hpcdist.torch.arguments import blocks, bounded, every, one, op_of, plain, root_of
 from hpcdist.torch.base import NAME, BridgeBase
 from hpcdist.torch.compat import NAMES
@@ -168,7 +170,7 @@ class BridgeGroup(BridgeBase):
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         opts = bounded(opts, timeout)
-        return self._call("barrier", opts, [], [])
+        return self._call("barrier", opts, [], [], **barrier_device(self._carrier, device_of(opts)))
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

@@ -40,12 +40,12 @@ def shown(
         return method
     title = OPERATIONS[name].title if name in OPERATIONS else name
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **about: Any) -> Any:
         with profiler.record_function(f"c10d::{title}"):
             event = profiler_events.begin(backend, title, tensors)
             try:
                 with profiler_events.silent():
-                    return method(*args)
+                    return method(*args, **about)
             finally:
                 profiler_events.end(event)
 

@@ -19,6 +19,7 @@ from hpcdist.backends.nccl.channel import Channel, MpiChannel, StoreChannel
 from hpcdist.backends.nccl.communicators import Communicators
 from hpcdist.backends.nccl.options import NCCLOptions
 from hpcdist.testing import parallel_assert, parallel_raises
+from hpcdist.torch.process_group import BridgeGroup
 
 pytestmark = [pytest.mark.standin, pytest.mark.usefixtures("runtime", "_process_group")]
 
@@ -29,16 +30,22 @@ def start(**arguments: int) -> None:
     dist.init_process_group("nccl", timeout=timedelta(seconds=20), **arguments)
 
 
-def test_devices_of_what_has_no_tensor(runtime, monkeypatch):
-    """The one that is named, else the group's, else the current one."""
-    start()
-    found: list[int] = []
+@pytest.fixture
+def found(runtime, monkeypatch) -> list[int]:
+    """The devices to which arrays of the host are copied, in order."""
+    devices: list[int] = []
 
     def upload(array: object, index: int) -> torch.Tensor:
-        found.append(index)
+        devices.append(index)
         return gpu(torch.as_tensor(array))
 
     monkeypatch.setattr(runtime, "upload", upload, raising=False)
+    return devices
+
+
+def test_devices_of_what_has_no_tensor(found):
+    """The one that is named, else the group's, else the current one."""
+    start()
     dist.barrier()
     dist.barrier(device_ids=[3])
     dist.barrier(device_ids=[])
@@ -51,6 +58,19 @@ def test_devices_of_what_has_no_tensor(runtime, monkeypatch):
     dist.barrier(device_ids=[3])
     dist.barrier(dist.new_group(list(range(dist.get_world_size()))))
     parallel_assert(found == [2, 3, 2], f"{found}")
+
+
+@pytest.mark.parametrize("module", [dist, torch.distributed], ids=["own", "torch's"])
+def test_devices_of_a_barriers_options(found, module):
+    """The bridge's groups get them from torch.distributed.barrier."""
+    start()
+    plain, listed, other = (module.BarrierOptions() for _ in range(3))
+    listed.device_ids = [3]
+    other.device = torch.device("cuda", 2)
+    for group in (dist.group.WORLD, BridgeGroup(dist.group.WORLD)):
+        for options in (plain, listed, other):
+            group.barrier(options).wait()
+    parallel_assert(found == [0, 3, 2] * 2, f"{found}")
 
 
 def test_pairs_of_each_device(monkeypatch):
