@@ -94,7 +94,12 @@ class BridgeGroup(BridgeBase):
     @by_device
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         lists, own = [every(outputs) for outputs in output_lists], every(inputs)
-        return self._call("all_gather_coalesced", opts, own, flat(lists), lists, own)
+        # gloo's future, the only one of torch's: of a group of one rank its list alone
+        held = lists if len(lists) > 1 else flat(lists)
+        work = self._call("all_gather_coalesced", opts, own, held, lists, own)
+        if isinstance(work, BridgeWork):
+            work.stacks = False
+        return work
 
     @by_device
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:

@@ -79,11 +79,13 @@ def _outputs_after(
     operation: torch.futures.Future[Any],
     outputs: list[Any],
     parts: Sequence[torch.futures.Future[Any]] = (),
+    stacks: bool = True,
 ) -> torch.futures.Future[list[Any]]:
     """Make a future of an operation's outputs; it holds the error if the operation fails.
 
     A list among the outputs, as all_gather has one, becomes one tensor, a row for each rank: so it
     is with nccl, and torch's hooks count on it. `parts`: the futures that `operation` is made of.
+    `stacks`: False leaves lists as they are.
     """
     done = _future_for(outputs)
 
@@ -95,7 +97,7 @@ def _outputs_after(
         except Exception as error:
             _Failure(error).end(done)
         else:
-            done.set_result([_whole(output) for output in outputs])
+            done.set_result([_whole(output) if stacks else output for output in outputs])
 
     operation.add_done_callback(hand_over)
     return done
@@ -112,6 +114,11 @@ class BridgeWork(Work):
         Its outputs: what the future holds. Kept alive until the operation is done.
     entry : Entry, optional
         The flight recorder's, which records how the operation ends.
+
+    Attributes
+    ----------
+    stacks : bool
+        Whether the future holds one tensor for a list of them.
     """
 
     def __init__(self, native: Any, tensors: list[Any], entry: Entry | None = None) -> None:
@@ -121,6 +128,7 @@ class BridgeWork(Work):
             entry.follow(native)
         self._native = native
         self._tensors = tensors
+        self.stacks = True
         self._future: torch.futures.Future[list[Any]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -165,7 +173,9 @@ class BridgeWork(Work):
     def get_future(self) -> torch.futures.Future[list[Any]]:
         """Return a future of the outputs; it holds the error if the operation fails."""
         if self._future is None:
-            self._future = _outputs_after(self._native.get_future(), self._tensors)
+            self._future = _outputs_after(
+                self._native.get_future(), self._tensors, stacks=self.stacks
+            )
         return self._future
 
 

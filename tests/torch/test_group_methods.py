@@ -169,3 +169,21 @@ def test_torchs_names_of_arguments(rng):
         parallel_assert(got.item() == (rank - 1) % size)
         with parallel_raises(TypeError, match="unexpected keyword"):
             group.broadcast(t, nothing=0)
+
+
+def test_the_future_of_all_gather_coalesced_has_gloos_lists():
+    """It was one flat list."""
+    with torchs_group() as group:
+        size, rank = group.size(), group.rank()
+
+        def gathered(group):
+            own = [torch.full((2,), float(rank)), torch.full((2,), rank + 10.0)]
+            outputs = [[torch.zeros(2), torch.zeros(2)] for _ in range(size)]
+            future = td.all_gather_coalesced(outputs, own, group=group, async_op=True)
+            found = future.wait()
+            if size == 1:
+                return [t.tolist() for t in found]
+            return [[t.tolist() for t in each] for each in found]
+
+        found, wanted = gathered(group), gathered(td.new_group(backend="gloo"))
+        parallel_assert(found == wanted, f"{found} and not {wanted}")
