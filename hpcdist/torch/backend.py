@@ -20,7 +20,7 @@ from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.startup import destroy, init, steps
-from hpcdist.torch import buckets, modules
+from hpcdist.torch import buckets, modules, places
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
 
@@ -95,19 +95,23 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
         _follow_modules(ours)
         return _bridge(ours, lambda: _destroy(ours), options)
     whole = member(None)
+    limit = _limit(options.timeout)
     if not ranks:
-        _same_place(whole, options.group_rank, options.group_size)
+        all_ranks = range(options.group_size)
+        places.compare(whole, options.store, all_ranks, options.group_rank, limit)
         if _known(whole) is None:
             if options.timeout not in _DEFAULTS:
                 whole.timeout = options.timeout
             _follow_modules(whole)
             return _bridge(whole, None, options)
-    else:
-        _same_place(whole, ranks[options.group_rank], dist.get_world_size())
+    elif not _is_default(whole):
+        # torch's names of groups, which are in the store it passes, may differ between the members
+        default = dist.distributed_c10d._get_default_store()
+        places.compare(whole, default, ranks, options.group_rank, limit)
     joining.refuse(whole, "new_group")  # torch's groups are not made again
     made = new_group(
         ranks or None,
-        timeout=_limit(options.timeout),
+        timeout=limit,
         pg_options=pg_options,
         sort_ranks=False,  # torch has sorted them, unless the program wants this order
     )
@@ -121,13 +125,10 @@ def _limit(timeout: timedelta) -> timedelta:
     return limit_of(config.get("timeout"))
 
 
-def _same_place(whole: ProcessGroup, rank: int, size: int) -> None:
-    """Refuse a process of which torch has another rank: roots and peers would be others."""
-    if (rank, size) != (whole.rank(), whole.size()):
-        raise ValueError(
-            f"torch says rank {rank} of {size}, but hpcdist's default group, which exists already, "
-            f"says {whole.rank()} of {whole.size()}"
-        )
+def _is_default(whole: ProcessGroup) -> bool:
+    """Whether torch's default group is hpcdist's: then both number the processes alike."""
+    default = dist.group.WORLD
+    return isinstance(default, BridgeGroup) and default.ours is whole
 
 
 def _follow_modules(ours: ProcessGroup) -> None:
@@ -241,11 +242,11 @@ def to_torch(ours: Any = None) -> Any:
         from hpcdist.torch.rendezvous import init_process_group
 
         init_process_group(NAME)
-    if ours is member(None):
-        default = dist.group.WORLD
-        if isinstance(default, BridgeGroup) and default.ours is ours:
-            return default
-    _same_place(member(None), dist.get_rank(), dist.get_world_size())
+    whole = member(None)
+    if not _is_default(whole):
+        places.compare_members(whole, ours, "to_torch")
+    elif ours is whole:
+        return dist.group.WORLD
     bridge = _bridge(ours, None)
     _enter(bridge, ours)
     return bridge

@@ -1,6 +1,6 @@
 """Groups of hpcdist's beside torch's default group, which is gloo's: what test_bridge.py starts.
 
-HPCDIST_TIMEOUT=70 mpirun -n 2 python bridge_beside.py apart|again|turned
+HPCDIST_TIMEOUT=70 mpirun -n 2 python bridge_beside.py apart|again|turned|swapped
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -74,8 +75,45 @@ def turned() -> None:
             raise AssertionError("not refused")
 
 
+def swapped() -> None:
+    """torch has numbered two of the ranks otherwise, and not the others: all are refused."""
+    hpcdist.init_process_group()
+    rank = {0: 0, 1: 2, 2: 1}[hpcdist.get_rank()]
+    store = td.TCPStore("127.0.0.1", int(os.environ["HPCDIST_TEST_PORT"]), 3, rank == 0)
+    td.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    whole = hpcdist.new_group([0, 1, 2])
+    calls: list[Callable[[], object]] = [
+        lambda: td.new_group(backend="hpcdist"),
+        lambda: td.new_group(backend="hpcdist"),
+        lambda: rank < 2 and td.new_group([0, 1], None, "hpcdist", None, True),
+        lambda: hpcdist.torch.to_torch(whole),
+        lambda: td.new_group([0], backend="hpcdist"),  # the same process on both sides
+    ]
+    refused = []
+    for call in calls:
+        begun = time.monotonic()
+        try:
+            call()
+        except (ValueError, hpcdist.DistMismatchError) as error:
+            assert "torch says rank" in str(error), error
+            refused.append(True)
+        else:
+            refused.append(False)
+        assert time.monotonic() - begun < 30
+    assert refused == [True, True, rank < 2, True, False], refused
+    store = td.PrefixStore("again", store)
+    td.destroy_process_group()
+    try:
+        td.init_process_group("hpcdist", store=store, rank=rank, world_size=3)
+    except ValueError as error:
+        assert "torch says rank" in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
 if __name__ == "__main__":
-    {"apart": apart, "again": again, "turned": turned}[sys.argv[1]]()
+    cases = {"apart": apart, "again": again, "turned": turned, "swapped": swapped}
+    cases[sys.argv[1]]()
     if td.is_initialized():
         td.destroy_process_group()
     os.write(1, b"well\n")
