@@ -14,8 +14,7 @@ from hpcdist.groups.world import world
 from hpcdist.startup import variables
 from hpcdist.torch import buckets, modules
 from hpcdist.torch.process_group import BridgeGroup
-from hpcdist.torch.rendezvous import open_store
-from hpcdist.torch.store import to_torch
+from hpcdist.torch.rendezvous import open_for_default
 
 _API = "reconfigure"
 
@@ -85,7 +84,7 @@ def _renew(default: BridgeGroup) -> None:
         books.group_count = int(count)
     ranks = list(range(ours.size()))
     books.pg_group_ranks[default] = {rank: rank for rank in ranks}
-    store = dist.PrefixStore("default_pg", to_torch(open_store(ours.carrier, ours.timeout, _API)))
+    store = dist.PrefixStore("default_pg", open_for_default(ours.carrier, ours.timeout, _API))
     variables.export_place(ours.carrier, _API)
     books.pg_map[default] = books.pg_map[default][0], store
     default.meet_elsewhere(store, ours.timeout, ranks)

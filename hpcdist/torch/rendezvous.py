@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,14 @@ from hpcdist.groups.world import world
 from hpcdist.startup import attendance, spares, steps, variables
 from hpcdist.store import HashStore, TCPStore
 from hpcdist.torch.process_group import NAME
-from hpcdist.torch.store import to_torch
+from hpcdist.torch.store import let_go, to_torch
 
 #: Bytes of the store's key, and of what rank 0 tells: the key, host and port.
 _KEY, _LENGTH = 32, 320
 _API = "hpcdist.torch mpi://"
+
+#: torch's view of the store that was opened last for its default group.
+_opened: dist.Store | None = None
 
 
 def register() -> None:
@@ -121,7 +125,7 @@ def meet(
     try:
         if aside >= size:
             aside = 0  # an error on all ranks when the group is made
-        store = open_store(comm, limit, _API)
+        store = _open(comm, limit)
         variables.export_place(comm, _API, aside)
     finally:
         comm.free()
@@ -131,7 +135,7 @@ def meet(
             f"{NAME!r} as the backend, or 'gloo' to silence this warning",
             stacklevel=2,
         )
-    yield to_torch(store), rank, size - aside
+    yield store, rank, size - aside
 
 
 def _meet_in(pg: Any) -> tuple[Any, int, int]:
@@ -140,8 +144,37 @@ def _meet_in(pg: Any) -> tuple[Any, int, int]:
     A former spare gets a store with the others when it joins them; it cannot make groups before.
     """
     joins = joining.is_closed(pg)
-    store = HashStore() if joins else open_store(pg.carrier, pg.timeout, _API)
-    return to_torch(store), pg.rank(), pg.size()
+    store = to_torch(HashStore()) if joins else _open(pg.carrier, pg.timeout)
+    return store, pg.rank(), pg.size()
+
+
+def _open(comm: Carrier, limit: timedelta) -> dist.Store:
+    """Open a store, which lives until the next default group has its own if it is one's."""
+    if _initializing() is None:  # the program itself meets by mpi://, for whatever it needs
+        return to_torch(open_store(comm, limit, _API))
+    return open_for_default(comm, limit, _API)
+
+
+def open_for_default(comm: Carrier, limit: timedelta, api: str) -> dist.Store:
+    """Open a store for torch's default group, and let go of the one that was opened so before.
+
+    Parameters
+    ----------
+    comm, limit, api
+        As for :func:`open_store`; all ranks must call it, and use the former one no more.
+
+    Returns
+    -------
+    torch.distributed.Store
+        torch's view of the store.
+    """
+    global _opened
+    store = to_torch(open_store(comm, limit, api))
+    comm.barrier(api=api)  # a rank may still be in the former one's last operation
+    if _opened is not None:
+        let_go(_opened)
+    _opened = store
+    return store
 
 
 def open_store(comm: Carrier, limit: timedelta, api: str) -> TCPStore:
@@ -182,6 +215,17 @@ def open_store(comm: Carrier, limit: timedelta, api: str) -> TCPStore:
     )
 
 
+def _initializing() -> FrameType | None:
+    """Return the frame of torch.distributed.init_process_group, if it is running."""
+    frame = inspect.currentframe()
+    while frame is not None and not (
+        frame.f_code.co_name == "init_process_group"
+        and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+    ):
+        frame = frame.f_back
+    return frame
+
+
 def _served_by(name: str, named: bool = True) -> bool:
     """Whether torch.distributed.init_process_group is running, and a backend is to serve.
 
@@ -192,12 +236,7 @@ def _served_by(name: str, named: bool = True) -> bool:
     named : bool
         False: only if the program names none, and torch takes it.
     """
-    frame = inspect.currentframe()
-    while frame is not None and not (
-        frame.f_code.co_name == "init_process_group"
-        and frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
-    ):
-        frame = frame.f_back
+    frame = _initializing()
     asked = None if frame is None else frame.f_locals.get("backend")
     if asked is None or not (named or asked == dist.Backend.UNDEFINED):
         return False

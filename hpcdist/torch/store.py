@@ -49,6 +49,14 @@ def to_torch(store: Store) -> c10d.Store:
     return _ToTorch(store)
 
 
+def let_go(view: c10d.Store) -> None:
+    """Let one of :func:`to_torch`'s go, with its store, once nothing in Python refers to it.
+
+    Local. What in C++ still has it cannot use it any more.
+    """
+    _alive[:] = [each for each in _alive if each is not view]
+
+
 def from_torch(store: c10d.Store) -> Store:
     """Let hpcdist use one of torch's stores.
 

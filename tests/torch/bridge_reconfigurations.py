@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import faulthandler
+import os
 import random
 import sys
 import time
@@ -40,6 +41,11 @@ def refused(call, kind: type[Exception], text: str) -> None:
         check(text in str(error), f"{error}")
     else:
         check(False, f"no {kind.__name__} that says {text!r}")
+
+
+def open_files() -> int:
+    """Descriptors: a store for each time would have one, and six on rank 0."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 def sums() -> None:
@@ -84,7 +90,7 @@ def main() -> None:
     world.reconfigure()
     usual = time.monotonic() - began
     sums()
-    raised = 0
+    raised, before = 0, open_files()
     with interrupting() as interrupted:
         for _ in range(ROUNDS):
             handle = world.get_reconfigure_handle()
@@ -92,6 +98,7 @@ def main() -> None:
                 raised += bool(interrupted(world.reconfigure, random.uniform(0, 2 * usual)))
             sums()
     check(raised > 0, "no handler raised")
+    check(open_files() <= before + 2, f"{open_files()} descriptors, and {before} before")
     td.destroy_process_group()
     print("ended", flush=True)
 
