@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 #: In place of an optimizer's state_dict: the same with plain tensors, and which of them are shards.
+#: These need not be like their parameters: an optimizer may keep a number for each row.
 LOCAL, SHARDS = "hpcdist_local", "hpcdist_shards"
 
 
@@ -45,7 +46,7 @@ def without_shards(state: Any) -> Any:
     if not isinstance(per_parameter, dict):
         return state
     shards = [
-        (number, name)
+        (number, name, list(value.shape), list(value.stride()), _placed(value))
         for number, entries in per_parameter.items()
         if isinstance(entries, dict)
         for name, value in entries.items()
@@ -54,9 +55,43 @@ def without_shards(state: Any) -> Any:
     if not shards:
         return state
     plain = {number: dict(entries) for number, entries in per_parameter.items()}
-    for number, name in shards:
+    for number, name, *_ in shards:
         plain[number][name] = local(plain[number][name])
     return {LOCAL: state | {"state": plain}, SHARDS: shards}
+
+
+def _placed(value: Any) -> list[int | str] | None:
+    """Return how a DTensor lies, by dimension of the mesh, as plain values.
+
+    The dimension of the tensor that is divided; -1 if all have the same; the reduction if it is
+    partial. None for other placements: those are the parameter's own, as where FSDP2 divides what
+    tensor parallelism has divided.
+    """
+    module = sys.modules["torch.distributed.tensor"]
+    found: list[int | str] = []
+    for each in value.placements:
+        if type(each) is module.Shard:
+            found.append(each.dim)
+        elif type(each) is module.Replicate:
+            found.append(-1)
+        elif type(each) is module.Partial:
+            found.append(each.reduce_op)
+        else:
+            return None
+    return found
+
+
+def _placements(placed: list[int | str]) -> list[Any]:
+    """Return the placements of which :func:`_placed` has made this."""
+    module = sys.modules["torch.distributed.tensor"]
+    return [
+        module.Partial(each)
+        if isinstance(each, str)
+        else module.Shard(each)
+        if each >= 0
+        else module.Replicate()
+        for each in placed
+    ]
 
 
 def has_shards(taken: Any) -> bool:
@@ -72,15 +107,15 @@ def with_shards(taken: Any, optimizer: Any) -> Any:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     state = taken[LOCAL]
     whole = {number: dict(entries) for number, entries in state["state"].items()}
-    for number, name in taken[SHARDS]:
+    for number, name, shape, stride, placed in taken[SHARDS]:
         like = parameters[number]
         whole[number][name] = module.DTensor.from_local(
             whole[number][name],
             like.device_mesh,
-            like.placements,
+            like.placements if placed is None else _placements(placed),
             run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
+            shape=torch.Size(shape),
+            stride=tuple(stride),
         )
     return state | {"state": whole}
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as td
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
+from hpcdist import codec
 from hpcdist.elastic import State
 from hpcdist.elastic.parts import part_of
 
@@ -75,6 +77,36 @@ def test_a_step_that_has_failed_is_repeated_to_the_last_bit(where: str) -> None:
         part.restore(part.join(shared, copy.deepcopy(own)))
     _step(model, optimizer)
     assert torch.equal(_flat(model), wanted)
+
+
+class _ByRow(torch.optim.SGD):
+    """Keeps a number for each row (of a bias one, which is partial), and for each column."""
+
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            rows = torch.ones_like(p).sum(-1, keepdim=True)
+            columns = distribute_tensor(torch.ones(1, p.shape[-1]), p.device_mesh, [Replicate()])
+            self.state[p].update(rows=rows, columns=columns, whole=torch.ones_like(p))
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_optimizers_shards_of_another_shape() -> None:
+    """They came back with the shape and the placements of their parameters."""
+    model = _sharded()
+    optimizer = _ByRow(model.parameters())
+    optimizer.step()
+
+    def seen() -> list[Any]:
+        return [
+            (name, v.shape, v.stride(), v.placements, v.to_local().shape)
+            for entries in optimizer.state.values()
+            for name, v in entries.items()
+        ]
+
+    part, wanted = part_of(optimizer, "optimizer"), seen()
+    assert {p for _, _, _, (p,), _ in wanted} == {Shard(0), Replicate(), Partial()}
+    part.restore(codec.decode(codec.encode(part.take())))
+    assert seen() == wanted
 
 
 @pytest.mark.usefixtures("alone")
