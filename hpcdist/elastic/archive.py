@@ -12,6 +12,7 @@ from hpcdist.elastic.batch import KEPT
 from hpcdist.elastic.commit import Commit, shares_of
 from hpcdist.elastic.disk import Disk
 from hpcdist.elastic.keep import Found, Keeper
+from hpcdist.elastic.refusals import layouts_of
 from hpcdist.elastic.shards import Shards
 from hpcdist.groups.world import NOT_INITIALIZED, world
 from hpcdist.startup.commits import job_of_this_process
@@ -102,6 +103,7 @@ def contents(state: Any, commit: Commit) -> tuple[dict[str, Any], dict[str, Any]
     shards = {n: p.own(parts[n]) for n, p in state.parts.items() if isinstance(p, Shards)}
     own = {
         "parts": {name: parts[name] for name in parts if name not in shards},
+        "layouts": layouts_of(state.parts),
         # What differs from rank to rank, as buffers do: on disk the rest is rank 0's.
         "private": {
             name: part.divide(parts[name])[1]

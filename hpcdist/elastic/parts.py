@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hpcdist.elastic import buffers
 from hpcdist.elastic.sharded import (
     forget_pass,
     has_shards,
@@ -20,6 +21,9 @@ from hpcdist.elastic.sharded import (
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
+
+#: Entries of the copy of a module.
+_PARAMETERS, _BUFFERS = "parameters", "buffers"
 
 
 class Part(Protocol):
@@ -109,6 +113,8 @@ class _Module:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
+        #: As it was first seen: forward may make buffers, or lengthen them.
+        self._layout = ""
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         reshard(self._module)
@@ -120,19 +126,16 @@ class _Module:
     def sharded(self) -> bool:
         return any(map(is_shard, self._parameters()))
 
-    def divide(self, taken: list[torch.Tensor]) -> tuple[Any, Any]:
+    def divide(self, taken: dict[str, Any]) -> tuple[Any, Any]:
         # Buffers differ: each rank's running means are of its own data.
-        number = len(self._parameters())
-        own = [i >= number or is_shard(tensor) for i, tensor in enumerate(self.tensors())]
-        return (
-            [each for each, mine in zip(taken, own, strict=True) if not mine],
-            [each for each, mine in zip(taken, own, strict=True) if mine],
-        )
+        both = list(zip(taken[_PARAMETERS], map(is_shard, self._parameters()), strict=True))
+        own = {_PARAMETERS: [each for each, mine in both if mine], _BUFFERS: taken[_BUFFERS]}
+        return [each for each, mine in both if not mine], own
 
-    def join(self, shared: Any, own: Any) -> list[torch.Tensor]:
-        parameters, rest = iter(shared), iter(own)
-        mine = [next(rest if is_shard(p) else parameters) for p in self._parameters()]
-        return [*mine, *rest]
+    def join(self, shared: Any, own: Any) -> dict[str, Any]:
+        whole, shards = iter(shared), iter(own[_PARAMETERS])
+        mine = [next(shards if is_shard(p) else whole) for p in self._parameters()]
+        return {_PARAMETERS: mine, _BUFFERS: own[_BUFFERS]}
 
     def modules(self) -> list[torch.nn.Module]:
         return [self._module]
@@ -147,25 +150,28 @@ class _Module:
     def stepped(self) -> list[torch.Tensor]:
         return []
 
-    def take_own(self) -> list[torch.Tensor]:
-        return [buffer.detach().clone() for buffer in self._module.buffers()]
+    def take_own(self) -> dict[str, Any]:  # of a module without shards
+        return {_PARAMETERS: [], _BUFFERS: buffers.take(self._module)}
 
-    def restore_own(self, own: list[torch.Tensor]) -> None:
-        for buffer, saved in zip(self._module.buffers(), own, strict=True):
-            buffer.copy_(saved)
+    def restore_own(self, own: dict[str, Any]) -> None:
+        buffers.put_back(self._module, own[_BUFFERS])
 
     def layout(self) -> str:
-        return f"a module with {shapes(self.tensors())}"
+        self._layout = self._layout or f"a module with {shapes(self.tensors())}"
+        return self._layout
 
     @torch.no_grad()
-    def take(self) -> list[torch.Tensor]:
-        return [local(tensor).clone() for tensor in self.tensors()]
+    def take(self) -> dict[str, Any]:
+        self.layout()
+        parameters = [local(parameter).clone() for parameter in self._parameters()]
+        return {_PARAMETERS: parameters, _BUFFERS: buffers.take(self._module)}
 
     @torch.no_grad()
-    def restore(self, taken: list[torch.Tensor]) -> None:
+    def restore(self, taken: dict[str, Any]) -> None:
         forget_pass(self._module)
-        for tensor, saved in zip(self.tensors(), taken, strict=True):
-            local(tensor).copy_(saved)
+        for parameter, saved in zip(self._parameters(), taken[_PARAMETERS], strict=True):
+            local(parameter).copy_(saved)
+        buffers.put_back(self._module, taken[_BUFFERS])
         self._module.zero_grad(set_to_none=True)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcdist.elastic.parts import Part, shapes
-from hpcdist.elastic.sharded import local
+from hpcdist.elastic.parts import Part
 from hpcdist.elastic.shards import Shards, StateLostError
 from hpcdist.groups.world import world
 
@@ -102,18 +101,20 @@ def refuse_other_parts(parts: Mapping[str, Part | Shards], found: Any) -> None:
             f"and this one has {', '.join(here)}, or others of them are sharded: every start "
             "of a job must resume the same States in the same order"
         )
-    for name, part in parts.items():
-        if isinstance(part, Shards):
-            continue
-        taken = own["parts"][name]
-        tensors = [local(tensor) for tensor in part.tensors()]
-        saved = taken if isinstance(taken, list) else [taken]
-        if tensors and shapes(tensors) != shapes(saved):
+    kept = own.get("layouts", {})  # earlier versions have none
+    for name, layout in layouts_of(parts).items():
+        if layout != kept.get(name):
             raise ValueError(
-                f"{name} has {shapes(tensors)}, and in the commit of step {found.step} "
-                f"{shapes(saved)}: a start that changes a model needs another folder, or name of "
-                "the job"
+                f"{name} is {layout}, and in the commit of step {found.step} "
+                f"{kept.get(name, 'of another version of hpcdist')}: a start that changes a model "
+                "needs another folder, or name of the job"
             )
+
+
+def layouts_of(parts: Mapping[str, Part | Shards]) -> dict[str, str]:
+    """Return what a commit for the next start says of the modules and tensors; local."""
+    plain = {name: part for name, part in parts.items() if not isinstance(part, Shards)}
+    return {name: part.layout() for name, part in plain.items() if part.tensors()}
 
 
 # -- shards over groups other than the default one -------------------------------------------------

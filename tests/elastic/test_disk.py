@@ -79,9 +79,9 @@ def test_it_goes_on_bit_for_bit(folder, tmp_path):
     parallel_assert(same(found, wanted))
     # by torch alone
     rank = f"{folder}/step-6/rank-0"
-    weight = {"own/parts/model/0": torch.zeros(7, 5)}
+    weight = {"own/parts/model/parameters/0": torch.zeros(7, 5)}
     checkpoint.load(weight, checkpoint_id=rank, no_dist=True)
-    parallel_assert(bool(weight["own/parts/model/0"].any()))
+    parallel_assert(bool(weight["own/parts/model/parameters/0"].any()))
 
 
 def test_types_of_dictionaries(folder):
@@ -133,7 +133,7 @@ def test_buffers_are_each_ranks_own(folder):
 def test_a_model_of_other_shapes_is_refused(folder):
     """One row was copied to all."""
     norm_after(folder, 3)
-    with parallel_raises(ValueError, match="norm has .* a start that changes a model"):
+    with parallel_raises(ValueError, match="norm is .* a start that changes a model"):
         norm_after(folder, 4, width=10)
 
 

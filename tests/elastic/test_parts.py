@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from hpcdist.elastic import refusals
 from hpcdist.elastic.parts import part_of
 from hpcdist.testing import parallel_assert
 
@@ -45,3 +48,63 @@ def test_a_scaler_whose_step_did_not_end_unscales_again(dies, monkeypatch):
     step("")
     moved = (before - model.weight).tolist()[0]
     parallel_assert(moved == pytest.approx([2e-3] * 2, rel=1e-3), f"{moved}")
+
+
+class Tables(torch.nn.Module):
+    """Forward lengthens one buffer, makes two, and fills one that is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(1, 1)
+        self.inner.register_buffer("table", torch.arange(2.0), persistent=False)
+        self.register_buffer("empty", None)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, length: int) -> None:
+        self.steps += 1
+        if length > len(self.inner.table):
+            table = torch.arange(float(length))
+            self.inner.register_buffer("table", table, persistent=False)
+        if not hasattr(self, "late"):
+            self.register_buffer("late", torch.zeros(()))
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.zeros(3), persistent=False)
+        if self.empty is None:
+            self.empty = torch.zeros(2)
+        self.late += 1
+        self.empty += 1
+
+    def content(self) -> dict[str, list[float]]:
+        return {name: buffer.tolist() for name, buffer in self.named_buffers()}
+
+
+def test_buffers_that_forward_makes_or_lengthens():
+    """A rollback, a former spare and the next start ended with an error."""
+    model = Tables()
+    part = part_of(model, "model")
+    begun = part.take()
+    model(4)
+    taken, wanted = part.take(), model.content()
+    model(8)
+    part.restore(taken)
+    parallel_assert(model.content() == wanted, f"{model.content()}")
+    part.restore(begun)
+    # what no state_dict has stays where it was not there yet
+    left = {"inner.table": [0.0, 1.0], "steps": 0.0, "mask": [0.0] * 3}
+    parallel_assert(model.content() == left and model.empty is None, f"{model.content()}")
+
+    fresh = Tables()
+    other = part_of(fresh, "model")
+    parallel_assert(other.layout() == part.layout())
+    found = SimpleNamespace(step=1, own={"parts": {"model": taken}, "shards": []})
+    found.own["layouts"] = refusals.layouts_of({"model": part})
+    refusals.refuse_other_parts({"model": other}, found)
+    other.restore(other.join(*part.divide(taken)))
+    parallel_assert(fresh.content() == wanted, f"{fresh.content()}")
+    saved = {"inner.weight", "inner.bias", "steps", "late", "empty"}
+    parallel_assert(set(fresh.state_dict()) == saved, f"{list(fresh.state_dict())}")
+
+    share = part.take_own()
+    model(8)
+    part.restore_own(share)
+    parallel_assert(model.content() == left, f"{model.content()}")
