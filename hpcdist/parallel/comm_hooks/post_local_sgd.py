@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hpcdist.groups.numbers import steps, yes_or_no
@@ -12,6 +14,7 @@ from hpcdist.parallel.comm_hooks._arguments import check_state, group_of
 from hpcdist.parallel.comm_hooks._buckets import dense_buffer
 from hpcdist.parallel.comm_hooks._counting import Counting, counted
 from hpcdist.parallel.comm_hooks.default import average, noop_hook
+from hpcdist.parallel.comm_hooks.powersgd_checks import counter
 from hpcdist.parallel.reducer.grad_bucket import GradBucket
 from hpcdist.parallel.reducer.transfer import PLACES
 
@@ -61,6 +64,37 @@ class PostLocalSGDState(Counting):
         self.subgroup = subgroup
         self.post_local_gradient_allreduce = averages
         self.iter = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what changes with the steps: their number, as ``"iter"``.
+
+        Local to this process. The groups and settings are the constructor's.
+
+        Returns
+        -------
+        dict
+            For :meth:`load_state_dict`; the same on all ranks between two steps.
+        """
+        return {"iter": self.iter}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of :meth:`state_dict`; all ranks must.
+
+        Parameters
+        ----------
+        state_dict : dict
+            Of a state with the same settings.
+
+        Raises
+        ------
+        TypeError
+            If the number of steps is no whole number.
+        ValueError
+            If it is negative or missing, or there is something else. The state is as before then.
+        """
+        if set(state_dict) != {"iter"}:
+            raise ValueError(f"no state of post-local SGD: it has {sorted(state_dict)}, not 'iter'")
+        self.iter = int(counter(state_dict["iter"], "iter"))
 
     def _count_step(self) -> None:
         super()._count_step()

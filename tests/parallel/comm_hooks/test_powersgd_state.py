@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcdist.elastic.parts import part_of
 from hpcdist.parallel.comm_hooks import PostLocalSGDState, PowerSGDState
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
@@ -101,3 +102,18 @@ def test_booleans_of_other_types_are_taken() -> None:
 def test_post_local_sgd_takes_booleans_only() -> None:
     with pytest.raises(TypeError, match="post_local_gradient_allreduce must be True or False"):
         PostLocalSGDState(None, None, 3, "False")  # type: ignore[arg-type]
+
+
+def test_post_local_sgd_goes_back_to_a_step() -> None:
+    """An elastic State could not take it."""
+    state = PostLocalSGDState(None, None, 3, False)
+    part = part_of(state, "hook")
+    state.iter = 2
+    taken = part.take()
+    state.iter = 4
+    part.restore(taken)
+    assert state.iter == 2
+    for wrong in ({}, {"iter": 1, "other": 2}, {"iter": -1}, {"iter": 1.5}):
+        with pytest.raises((TypeError, ValueError)):
+            state.load_state_dict(wrong)
+    assert state.iter == 2
