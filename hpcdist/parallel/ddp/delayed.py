@@ -22,7 +22,7 @@ from hpcdist.errors import DistError
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer.bucket import Bucket
 from hpcdist.parallel.reducer.failure import API_ABANDON, current_backward, watch
-from hpcdist.parallel.reducer.graph import find_tensors
+from hpcdist.parallel.reducer.graph import find_tensors, may_accumulate
 from hpcdist.parallel.reducer.texts import create_graph
 from hpcdist.parallel.reducer.unused import Usage
 
@@ -59,12 +59,15 @@ class DelayedReduction:
         self._parameters = [p for _, p in named_parameters]
         self._group = group
         self._reducer = reducer
+        others = [] if reducer is None else reducer.parameters  # at its end all of these begin
+        self._leaves = [*self._parameters, trigger, *others]
         self._usage = Usage(self._parameters, local=False)
         self._works: list[Any] = []  # in flight
         self._generation = group.members.generation
         self._expected = False  # a forward has announced a backward
         self._task: int | None = None  # autograd's number of the current backward
         self._accumulates = False  # the pass does, and no reducer tells whether others' do
+        self._averages = False  # other ranks may wait for its gradients
         self._begun = False  # one of the gradients of the pass is there
         self._packed = False  # they are complete, and wait for their turn
         self._deferred = False  # the end of the pass waits for the reducer's
@@ -108,7 +111,8 @@ class DelayedReduction:
             If that failed, on this rank or on a peer.
         """
         if self._task is not None and current_backward() == -1:
-            self._wind_up()
+            self.cut_off(self._task)
+            self._task, self._deferred = None, False
         if self._generation != self._group.members.generation:
             # The ranks that are left go on, and what they have reduced so far may differ.
             with suppress(DistError):
@@ -145,6 +149,7 @@ class DelayedReduction:
             self._run_last()
             self._task = task
             self._accumulates = self._usage.will_accumulate()
+            self._averages = self._accumulates or may_accumulate(self._leaves)
             watch(self)
 
     def _run_last(self) -> None:
@@ -163,7 +168,7 @@ class DelayedReduction:
             self._arm()
         if torch.is_grad_enabled():
             raise DistError(create_graph())
-        self._begun = True
+        self._begun = self._averages = True
         if self._packed:
             raise DistError(
                 f"the gradient of {self._names[index]}, of delay_all_reduce_named_params, came "
@@ -179,7 +184,7 @@ class DelayedReduction:
             self._arm()
         if self._packed:
             return
-        self._begun = True
+        self._begun = self._averages = True
         self._pack()
         if self._reducer is None or self._reducer.all_begun:
             self._begin()
@@ -243,7 +248,7 @@ class DelayedReduction:
         task : int
             Autograd's number of the backward.
         """
-        if self._task == task and self._begun:
+        if self._task == task and self._averages:
             self._wind_up()
 
     def _wind_up(self) -> None:

@@ -45,6 +45,11 @@ class Failure:
         self._transfer, self._stats = transfer, stats
         self._barriers: list[Any] | None = None  # under way, since an exception ended backward
 
+    @property
+    def signalled(self) -> bool:
+        """Whether an exception has ended a backward that :meth:`abandon` has not yet finished."""
+        return self._barriers is not None
+
     def note(self, error: BaseException) -> None:
         """Record an error as the reason why no further forward is possible."""
         self.error = error

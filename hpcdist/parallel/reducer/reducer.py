@@ -139,7 +139,8 @@ class Reducer:
         self._at_end: Callable[[], None] | None = None
         self.manual = False  # the caller ends a pass with `finalize`
         self._held = False  # a pass waits for that
-        self._accumulates = False
+        self._accumulates = False  # this pass adds to leaves behind forward's outputs
+        self._averages = False  # it may add to parameters: other ranks wait for their gradients
         on_gradient = self._on_gradient  # one object for all parameters
         # Keep only the numbers of torch's handles: a handle can take more memory than a gradient.
         self._hooks = [
@@ -147,6 +148,11 @@ class Reducer:
             for index, parameter in enumerate(self._parameters)
         ]
         self._all_hooks: list[Any] = [p._post_accumulate_grad_hooks for p in self._parameters]
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those whose gradients it averages."""
+        return self._parameters
 
     @property
     def buckets(self) -> list[Any]:
@@ -231,7 +237,10 @@ class Reducer:
         if self._held:
             raise RuntimeError(texts.held("the next forward"))
         if self._task is not None and current_backward() == -1:
-            self._abandon()
+            if self._averages:
+                self._abandon()
+            else:
+                self._task = None  # torch.autograd.grad raised, in which no rank averages
         if self.transfer.group.members.generation != self._generation:
             self._failure.forget()  # the ranks that are left go on
         error = self._failure.error
@@ -240,6 +249,10 @@ class Reducer:
             if late is not None:
                 self._failure.note(late)
                 raise late
+        self._refuse_after_failure()
+
+    def _refuse_after_failure(self) -> None:
+        error = self._failure.error
         if error is not None:
             raise DistError(texts.earlier_failure(self._me(), error)) from error
 
@@ -314,6 +327,9 @@ class Reducer:
         if self._held:
             raise RuntimeError(texts.held("the next backward"))
         task = current_backward()
+        if self._failure.signalled and self._task != task:  # no forward has been in between
+            self._abandon()
+            self._refuse_after_failure()
         # No gradient seen yet: nothing is lost by replacing a failed pass by this one.
         if self._task is None or (not self._running and self._task != task):
             if self.before_backward is not None:
@@ -327,13 +343,14 @@ class Reducer:
             self._task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
+            self._averages = self._accumulates or graph.may_accumulate(self._parameters)
             watch(self)
 
     def _arm_by_leaf(self, _leaf: torch.Tensor) -> None:
         """Arm the pass: backward has added to the gradient of a leaf that forward has returned."""
         if self._task is None and self._expected:
             self._arm()
-            self._accumulates = True
+            self._accumulates = self._averages = True
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count one gradient, and pass it to the pipeline when it is complete."""
@@ -382,7 +399,7 @@ class Reducer:
                 self.before_backward()
 
     def _begin_pass(self) -> None:
-        self._running = True
+        self._running = self._averages = True
         self.transfer.begin()
         self._left = self._template[:]
         self._usage.begin()
@@ -531,7 +548,7 @@ class Reducer:
 
     # -- when something went wrong -------------------------------------------------------------
 
-    def cut_off(self, task: int) -> None:
+    def cut_off(self, task: int | None) -> None:
         """Signal peers that an exception ended backward, if `task` is the current pass.
 
         Parameters
@@ -539,11 +556,14 @@ class Reducer:
         task : int
             Autograd's number of the backward.
         """
-        if self._task == task and self._running:
+        if self._task == task and self._averages and not self._failure.signalled:
+            if not self._running:
+                self.transfer.begin()  # no gradient has
             self._failure.cut_off(self.buckets, self._pipeline.started, self._pipeline.follows)
 
     def _abandon(self) -> None:
         """Finish a backward pass that will never fill the remaining buckets."""
+        self.cut_off(self._task)
         pipeline = self._pipeline
         self._failure.abandon(self.buckets, pipeline.started, pipeline.follows, self._usage)
         self._reset()
