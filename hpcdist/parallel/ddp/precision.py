@@ -106,6 +106,7 @@ class Precision:
             and self.dtype not in (None, parameter.dtype)
         ]
         self._copies: list[tuple[Any, str, torch.Tensor]] = []  # for the places, at last forward
+        self._awaited = False  # a backward has yet to run with them
         # The copies that are in their places, each with what was there before.
         self._held: list[tuple[Any, str, torch.Tensor, torch.Tensor]] = []
         self._task: int | None = None  # autograd's number of the backward pass that it is in
@@ -118,6 +119,8 @@ class Precision:
     def in_forward(self) -> Iterator[None]:
         """Compute in low precision within, with copies of the parameters as they are now."""
         self._leave()  # with a backward's copies, if this runs in it
+        # A checkpoint could compute no gradients again with those made without a graph.
+        awaited = self._copies if self._awaited and not torch.is_grad_enabled() else None
         self._copies = []  # first, so that old and new copies do not exist at the same time
         made: dict[int, torch.Tensor] = {}  # a shared parameter is converted once
         for parameters, name, sparse in self._places:
@@ -134,6 +137,8 @@ class Precision:
         finally:
             self._leave()
             self._held = earlier
+            if awaited is not None:
+                self._copies = awaited
 
     def watch(self, output: Any) -> None:
         """Put the copies into the module again while a backward from `output` runs."""
@@ -142,6 +147,7 @@ class Precision:
         for tensor in find_tensors(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._on_backward)
+                self._awaited = True
 
     def _on_backward(self, _gradient: torch.Tensor) -> None:
         if self._task is None:
@@ -152,7 +158,7 @@ class Precision:
     def end_of_backward(self) -> None:
         """Take the copies out of the module."""
         self._leave()
-        self._held = []
+        self._held, self._awaited = [], False
 
     def cut_off(self, task: int) -> None:
         """Do the same after an exception in backward.
