@@ -47,9 +47,11 @@ def outside(name: str) -> str:
     """A gradient for a parameter that forward's outputs do not lead to."""
     return (
         f"Expected to mark a variable ready only once: parameter {name} was taken for unused, "
-        "because no output of forward leads to it, and then got a gradient. It is used outside of "
-        "the wrapped module's forward: move that use into forward, or, if every iteration does the "
-        "same, pass `static_graph=True` in place of `find_unused_parameters=True`."
+        "because no output of forward leads to it, and then got a gradient. This happens when it "
+        "is used outside of the wrapped module's forward (then move that use into forward), or in "
+        "a re-entrant activation checkpoint, into which the search cannot look: use "
+        "torch.utils.checkpoint with use_reentrant=False. Or, if every iteration does the same, "
+        "pass `static_graph=True` in place of `find_unused_parameters=True`."
     )
 
 

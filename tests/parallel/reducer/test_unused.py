@@ -11,6 +11,7 @@ import torch
 from ddp_cases import DDP, TorchDDP, distance, grads, mine, sgd, side_by_side
 from gloo import gloo_world
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -226,12 +227,23 @@ def test_two_forwards_with_other_branches() -> None:
             parallel_assert((a is None) == (b is None) and (a is None or torch.allclose(a, b)))
 
 
-def test_a_parameter_used_outside_of_forward_is_named() -> None:
-    model = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0)
-    out = model(mine(data(1)[0]), (0,)).sum() + model.module.branches[3].weight.sum()
-    with parallel_raises(
-        dist.DistError, match=r"ready only once: parameter branches\.3\.weight was taken for unused"
-    ):
+class Checkpointed(Branches):
+    """Uses its last branch in a checkpoint that runs a backward of its own."""
+
+    def forward(self, x: torch.Tensor, use: tuple[int, ...]) -> torch.Tensor:
+        hidden = torch.tanh(self.stem(x))
+        return super().forward(x, use) + checkpoint(self.branches[3], hidden, use_reentrant=True)
+
+
+@pytest.mark.parametrize("kind", [Branches, Checkpointed])
+def test_a_parameter_used_out_of_sight_is_named(kind: type[Branches]) -> None:
+    model = DDP(kind(), find_unused_parameters=True, bucket_cap_mb=0)
+    out = model(mine(data(1)[0]), (0,)).sum()
+    if kind is Branches:
+        out = out + model.module.branches[3].weight.sum()
+    found = r"ready only once: parameter branches\.3\.(weight|bias) was taken for unused"
+    ways = r"outside of the wrapped module's forward .* re-entrant .*: use .* use_reentrant=False"
+    with parallel_raises(dist.DistError, match=f"{found}.* {ways}"):
         out.backward()
 
 
