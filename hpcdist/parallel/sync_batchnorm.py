@@ -17,6 +17,7 @@ from hpcdist.groups.comparison import digest, naming
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.nn._nodes import AllReduce
+from hpcdist.parallel.reducer import beside
 from hpcdist.parallel.reducer.copies import unseen
 
 # The names that peers see of the calls of forward and backward, and of backward for derivatives of
@@ -326,6 +327,7 @@ class _Normalize(Function):
                 running_var.lerp_(unbiased.to(running_var.dtype), momentum)
         ctx.save_for_backward(input, weight, mean, torch.rsqrt(var + eps), count)
         ctx.group, ctx.axes, ctx.eps = group, axes, eps
+        beside.announce(ctx)
         ctx.of_bias = None if bias is None else bias.dtype
         same = [None if p is None else p.to(kind) for p in (weight, bias)]
         out = F.batch_norm(input.to(kind), mean, var, same[0], same[1], False, 0.0, eps)
@@ -374,4 +376,5 @@ def _normalized_again(
 
 def _summed(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
     name = API_GRAPH if torch.is_grad_enabled() else API_BACKWARD
-    return AllReduce.apply(tensor, ReduceOp.SUM, ctx.group, name)
+    with beside.calling(ctx):
+        return AllReduce.apply(tensor, ReduceOp.SUM, ctx.group, name)

@@ -110,7 +110,7 @@ class Failure:
         for barrier in barriers if ends_soon else ():
             self.settle(barrier.wait)
 
-    def cut_off(self, buckets: Sequence[Any], started: int, more: int) -> None:
+    def cut_off(self, buckets: Sequence[Any], started: int, more: int, beside: int = 0) -> None:
         """Signal peers that an exception has ended this rank's backward; does not wait.
 
         Peers may be waiting in the all-reduces that this rank never started. Starting those with
@@ -127,6 +127,8 @@ class Failure:
             How many have been started.
         more : int
             Calls that follow the last bucket.
+        beside : int
+            Calls of layers in which peers may wait.
         """
         # with several backends, peers wait in the one that moves the buckets
         comm = serving(self._transfer.place or self._transfer.comm, buckets[0].buffer)
@@ -137,7 +139,7 @@ class Failure:
         barriers = self._barriers = []
         missing = self._transfer.missing_calls(len(buckets), started, more)
         if not self._transfer.has_hook:  # then a sparse bucket is waited for with further calls
-            missing += sum(bucket.waits for bucket in buckets if bucket.sparse)
+            missing += sum(bucket.waits for bucket in buckets if bucket.sparse) + beside
         if missing and comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
             for _ in range(missing):
                 self.settle(lambda: barriers.append(comm.barrier(async_op=True, api=API_ABANDON)))

@@ -12,7 +12,7 @@ from torch.nn.modules import module as _torch_module
 from hpcdist import _graph
 
 # Private to torch: a torch without them fails at the import, not in backward.
-_will_execute = torch._C._will_engine_execute_node
+will_execute = torch._C._will_engine_execute_node
 _is_whole = torch.autograd.Variable._execution_engine.is_checkpoint_valid
 # The class of the nodes at the ends of the graph, which add to a leaf's .grad.
 _Accumulate = type(torch.autograd.graph.get_gradient_edge(torch.ones((), requires_grad=True)).node)
@@ -95,7 +95,7 @@ def will_accumulate(nodes: Iterable[Any]) -> bool:
     """
     for node in nodes:
         try:
-            if node is not None and _will_execute(node):
+            if node is not None and will_execute(node):
                 return True
         except RuntimeError:  # a leaf that is an input of torch.autograd.grad
             return False

@@ -27,6 +27,7 @@ from hpcdist._graph import GradientHook, run_last
 from hpcdist.errors import DistError
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer import graph, texts
+from hpcdist.parallel.reducer.beside import Beside
 from hpcdist.parallel.reducer.bucket import Allocator, allocate
 from hpcdist.parallel.reducer.failure import Failure, current_backward, name_nans, watch
 from hpcdist.parallel.reducer.pipeline import Pipeline
@@ -141,6 +142,7 @@ class Reducer:
         self._held = False  # a pass waits for that
         self._accumulates = False  # this pass adds to leaves behind forward's outputs
         self._averages = False  # it may add to parameters: other ranks wait for their gradients
+        self._beside = Beside()
         on_gradient = self._on_gradient  # one object for all parameters
         # Keep only the numbers of torch's handles: a handle can take more memory than a gradient.
         self._hooks = [
@@ -344,6 +346,7 @@ class Reducer:
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
             self._averages = self._accumulates or graph.may_accumulate(self._parameters)
+            self._beside.begin(self.transfer.comm)
             watch(self)
 
     def _arm_by_leaf(self, _leaf: torch.Tensor) -> None:
@@ -444,6 +447,7 @@ class Reducer:
             # parameters differs: other ranks' backward may reach some, and wait for this rank.
             if not self._accumulates:
                 self._task = None
+                self._beside.reset()
                 return
             self._begin_pass()
         self.stats.computed()
@@ -559,7 +563,11 @@ class Reducer:
         if self._task == task and self._averages and not self._failure.signalled:
             if not self._running:
                 self.transfer.begin()  # no gradient has
-            self._failure.cut_off(self.buckets, self._pipeline.started, self._pipeline.follows)
+            self.transfer.broken = self.transfer.broken or self._beside.failed(task)
+            pipeline, beside = self._pipeline, self._beside.missing(task)
+            self._failure.cut_off(self.buckets, pipeline.started, pipeline.follows, beside)
+        if self._task == task:
+            self._beside.reset()  # its nodes hold the graph
 
     def _abandon(self) -> None:
         """Finish a backward pass that will never fill the remaining buckets."""
@@ -572,6 +580,7 @@ class Reducer:
         """Prepare for the next pass."""
         self._expected = self._running = False
         self._task = None
+        self._beside.reset()
         self._usage.reset(keep=self._static is not None)
         self._pipeline.tracks = self._pipeline.tracks and self._static is None
         self.after_backward = []

@@ -64,7 +64,7 @@ class Transfer:
     after_pass : list of callable
         Called when the averages of this pass are in place; a hook puts them there.
     broken : DistMismatchError or None
-        What the hook raised in this pass because a peer made other calls than this rank.
+        What the hook or a layer raised in this pass because a peer made other calls than this rank.
     watched : bool
         Whether hooks of the program run in this pass, and may look at gradients or change them.
     without_copy : bool

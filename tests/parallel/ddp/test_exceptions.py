@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hpcdist as dist
+from hpcdist.parallel import SyncBatchNorm
 from hpcdist.parallel import comm_hooks as hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
@@ -201,3 +202,38 @@ def test_an_exception_in_autograd_grad_on_one_rank_concerns_no_other(kind: str) 
         model(x).sum().backward()
         grad = model.module.end.bias.grad
         parallel_assert(torch.equal(grad, torch.full_like(grad, 2.0)))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("cap", [0, None], ids=["buckets", "one bucket"])
+@pytest.mark.parametrize("where", ["output", "4", "2", "0"])
+@pytest.mark.parametrize("kind", ["plain", "find_unused", "hook"])
+def test_an_exception_before_a_layers_call_leaves_the_ranks_in_step(
+    kind: str, where: str, cap: float | None
+) -> None:
+    """Between the buckets the other ranks come to the layer's call, and fail there."""
+    net = nn.Sequential(
+        nn.Linear(3, 3), SyncBatchNorm(3), nn.Linear(3, 3), SyncBatchNorm(3), nn.Linear(3, 2)
+    )
+    model = DDP(net, bucket_cap_mb=cap, find_unused_parameters=kind == "find_unused")
+    if kind == "hook":
+        model.register_comm_hook(None, hooks.allreduce_hook)
+    x = torch.ones(2, 3)
+    model(x).sum().backward()
+    out = model(x)
+    at = out if where == "output" else net[int(where)].bias
+    handle = at.register_hook(explode if last() else lambda grad: grad)
+    dist.barrier()
+    began = time.monotonic()
+    with pytest.raises(Boom if last() else dist.DistMismatchError):
+        out.sum().backward()
+    handle.remove()
+    took = time.monotonic() - began
+    for _ in range(3):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        parallel_assert(float(total) == dist.get_world_size(), f"{total}")
+    parallel_assert(took < 5, f"{took:.1f} s")
+    with parallel_raises(dist.DistError, match="an earlier backward pass failed"):
+        model(x)
+    DDP(net)(x).sum().backward()
