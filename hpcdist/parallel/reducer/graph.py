@@ -14,6 +14,7 @@ from hpcdist import _graph
 # Private to torch: a torch without them fails at the import, not in backward.
 will_execute = torch._C._will_engine_execute_node
 _is_whole = torch.autograd.Variable._execution_engine.is_checkpoint_valid
+_is_transformed = torch._C._are_functorch_transforms_active
 # The class of the nodes at the ends of the graph, which add to a leaf's .grad.
 _Accumulate = type(torch.autograd.graph.get_gradient_edge(torch.ones((), requires_grad=True)).node)
 
@@ -125,10 +126,13 @@ def may_accumulate(leaves: Sequence[torch.Tensor]) -> bool:
         True for a whole backward: its graph need not show the leaves, as re-entrant checkpoints
         run a backward of their own in it. False in :func:`torch.autograd.grad`, unless its inputs
         are such outputs themselves: the engine tells those from a whole backward only behind them.
-        Valid only inside of a backward pass.
+        False in a transform of torch.func, which returns its gradients. Valid only inside of a
+        backward pass.
     """
     if _is_whole():
         return True
+    if _is_transformed():
+        return False
     with torch.enable_grad():
         node: Any = _Behind.apply(*leaves).grad_fn  # at once: one leaf by itself takes 10 µs
     return node is not None and will_accumulate(each for each, _ in node.next_functions)
