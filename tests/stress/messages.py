@@ -63,13 +63,13 @@ MESSAGES = (
         long=("late", "30"),
     ),
     Program(
-        name="roll-unheard",
+        name="roll-alone",
         sources=ROLL,
         variants=("plain",),
         short=("late", "5"),
         long=("late", "5"),
-        # a member whose hello is left over is taken for one that waits
-        mutation=(*engine("roll"), "refused && !m->live &&", "refused && !m->number &&"),
+        # the leader does not wait for those that are late
+        mutation=(*engine("roll"), "i < k->kids && k->kid[i].number", "i < k->kids"),
     ),
     *(
         Program(

@@ -1,7 +1,7 @@
 /* The roll call (hd_roll.c): members that are late, stopped, interrupted, out of time or of another opinion.
  *
  *   roll SEED MEMBERS MS         by chance, for so many milliseconds
- *   roll SEED late MEMBERS       the last one disagrees, and some come when the others have gone: all hear at once
+ *   roll SEED late MEMBERS       the last one disagrees, and some come later: all hear at once
  *   roll count MEMBERS           one call, all present: the messages of one member
  *   roll absent MEMBERS          one call without member 1: whom do the others name, at what cost
  *

@@ -38,7 +38,6 @@ typedef struct contact {
     int at;          /* its place in the list */
     uint64_t number; /* of its call; 0: not here */
     int promised;
-    uint64_t list;  /* its hello's */
     int live;       /* it has answered in this call */
     hd_reason lack; /* the members that it lacks, as far as it has said */
 } contact;
@@ -101,11 +100,6 @@ static void expand(const call *k, hd_reason *out, int at)
         expand(k, out, k->arity * at + m);
 }
 
-static int by_number(const void *a, const void *b)
-{
-    return *(const int32_t *)a - *(const int32_t *)b;
-}
-
 /* Fills in who is missing: ranks, if this is the leader, else places in the list. */
 static void find_missing(const call *k, hd_reason *out)
 {
@@ -125,8 +119,7 @@ static void find_missing(const call *k, hd_reason *out)
                 expand(k, out, m->lack.named[l]);
     }
     if (!k->at)
-        qsort(out->named, (size_t)(out->missing < HD_ROLL_NAMED ? out->missing : HD_ROLL_NAMED),
-              sizeof *out->named, by_number);
+        hd_roll_sort(out);
 }
 
 /* Tells the members above which ones this member waits for, if that has changed. */
@@ -158,16 +151,15 @@ static int say_bye(call *k, int to, int fatal)
 
 static int leave(call *k, hd_reason reason, uint64_t odd)
 {
-    const hd_roll *r = k->r;
     int code = HD_OK;
     if (k->leaves)
         return HD_OK;
     k->leaves = 1;
     k->odd = odd;
     k->reason = reason;
-    k->last =
-        hd_later(hd_now(),
-                 reason.why == HD_ROLL_INTERRUPTED && reason.who == r->rank ? 0 : hd_ns(LEAVE_S));
+    k->last = hd_later(hd_now(), reason.why == HD_ROLL_INTERRUPTED && reason.who == k->r->rank
+                                     ? 0
+                                     : hd_ns(LEAVE_S));
     if (!k->at)
         return HD_OK;
     code = say_bye(k, k->parent, k->heard);
@@ -180,12 +172,17 @@ static int leave(call *k, hd_reason reason, uint64_t odd)
     return code;
 }
 
+static int leave_for(call *k, int why, int code)
+{
+    return leave(k, (hd_reason){.why = why, .code = code, .who = k->r->rank}, 0);
+}
+
 /* The leader compares with itself, where two others disagree. */
 static void compare_with_leader(const call *k, hd_reason *x)
 {
     const hd_roll *r = k->r;
     const int who_differs = x->why == HD_ROLL_LISTS ? k->odd != r->list : x->levels[1] != r->level;
-    if (k->at || !hd_roll_disagree(x))
+    if (k->at || (x->why != HD_ROLL_LISTS && x->why != HD_ROLL_LEVELS))
         return;
     if (!who_differs) {
         x->who = x->than;
@@ -214,7 +211,7 @@ static int listen(call *k, contact *m, int is_kid)
     int there, code;
     while (!(code = hd_desk_hear(k->r, rank_at(k, m->at), k->r->tag, &w, &there)) && there) {
         if (w.what == HD_HELLO) {
-            *m = (contact){.at = m->at, .number = w.number, .list = w.list};
+            *m = (contact){.at = m->at, .number = w.number};
             code = say_down(k, m->at, (hd_word){.what = HD_GO, .number = w.number});
         } else if (!m->number || w.number != m->number) {
             continue; /* left over */
@@ -285,7 +282,7 @@ static int heed(call *k, int from)
     hd_word w;
     int there, code;
     while (!(code = hd_desk_hear(k->r, rank_at(k, from), k->r->tag + 32, &w, &there)) && there) {
-        if (w.number ? w.number != k->number : w.list != k->r->list)
+        if (w.number != k->number)
             continue; /* left over */
         if (w.what == HD_VERDICT) {
             k->reason = w.reason;
@@ -307,16 +304,13 @@ static int heed(call *k, int from)
 /* Gives the verdict to the members below. */
 static int pass_down(call *k)
 {
-    const int refused = hd_roll_disagree(&k->reason);
-    hd_word w = {.what = HD_VERDICT, .list = k->r->list, .uid = k->r->uid, .reason = k->reason};
+    hd_word w = {.what = HD_VERDICT, .uid = k->r->uid, .reason = k->reason};
     int code = HD_OK, rc;
     for (int i = 0; i < k->kids + k->strays; i++) {
-        const int is_kid = i < k->kids;
-        const contact *m = is_kid ? &k->kid[i] : &k->stray[i - k->kids];
-        if (is_kid ? !m->number && !refused : !m->number || !k->reason.code)
+        const contact *m = i < k->kids ? &k->kid[i] : &k->stray[i - k->kids];
+        if (!m->number || (i >= k->kids && !k->reason.code))
             continue;
-        /* Its hello alone may be left over: then it is not here. */
-        w.number = is_kid && refused && !m->live && m->list == w.list ? 0 : m->number;
+        w.number = m->number;
         rc = say_down(k, m->at, w);
         code = code ? code : rc;
     }
@@ -355,7 +349,8 @@ static void linger(call *k)
     const int64_t until = hd_until(ASK_S + LEAVE_S);
     const struct timespec nap = {0, 1000000};
     hd_word verdict = {.what = HD_VERDICT, .reason = k->reason};
-    if (k->at || k->r->n <= HD_ROLL_STAR || k->interrupted || !hd_roll_disagree(&k->reason))
+    if (k->at || k->r->n <= HD_ROLL_STAR || k->interrupted ||
+        (k->reason.why != HD_ROLL_LISTS && k->reason.why != HD_ROLL_LEVELS))
         return;
     for (; hd_now() < until; nanosleep(&nap, NULL))
         for (int at = k->kids + 1; at < k->r->n; at++) {
@@ -394,18 +389,10 @@ static int look_around(call *k, const hd_waiter *w, double patience)
     int code = HD_OK, vain;
     if (!k->interrupted && hd_py.slow && hd_py.slow(NULL)) {
         k->interrupted = 1;
-        code = leave(k,
-                     (hd_reason){.why = HD_ROLL_INTERRUPTED,
-                                 .code = HD_ERR_TIMEOUT,
-                                 .who = k->r->rank},
-                     0);
+        code = leave_for(k, HD_ROLL_INTERRUPTED, HD_ERR_TIMEOUT);
     }
     if (!code && !k->leaves && k->r->vain && (vain = k->r->vain(k->r->parent)))
-        code = leave(k,
-                     (hd_reason){.why = vain,
-                                 .code = vain == HD_ROLL_VAIN ? HD_ERR_FAILED : HD_ERR_CLOSED,
-                                 .who = k->r->rank},
-                     0);
+        code = leave_for(k, vain, vain == HD_ROLL_VAIN ? HD_ERR_FAILED : HD_ERR_CLOSED);
     if (!code && !k->at)
         code = listen_to_strays(k);
     if (!code && k->parent > 0 && !k->heard && !k->asked && !k->leaves &&
@@ -436,6 +423,18 @@ static int give_up(call *k)
     return leave(k, x, list);
 }
 
+/* The leader keeps a verdict on levels back for members that are late: with nobody here they would
+ * wait for their timeout. */
+static int awaits(const call *k)
+{
+    const hd_roll *r = k->r;
+    int i = 0;
+    while (i < k->kids && k->kid[i].number)
+        i++;
+    return i < k->kids && k->reason.why == HD_ROLL_LEVELS && !k->interrupted &&
+           hd_now() < r->until && !(r->vain && r->vain(r->parent));
+}
+
 /* The verdict, or the code of an error. */
 static int wait_for_verdict(call *k)
 {
@@ -457,7 +456,8 @@ static int wait_for_verdict(call *k)
             return code;
         if ((ev & HD_WAIT_CLOCK) && !k->leaves && hd_now() >= r->until && (code = give_up(k)))
             return code;
-        if (k->leaves && (!k->at || (!k->promised && (ev & HD_WAIT_CLOCK) && hd_now() >= k->last)))
+        if (k->leaves &&
+            (k->at ? !k->promised && (ev & HD_WAIT_CLOCK) && hd_now() >= k->last : !awaits(k)))
             return end_here(k);
     }
 }

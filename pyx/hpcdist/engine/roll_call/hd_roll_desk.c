@@ -1,10 +1,9 @@
 /* Whose word it is, where several threads hold roll calls: see hd_roll_desk.h.
  *
- * A word from above bears the number of the member's call, or its list if it comes before that
- * call; one from below its list. If no thread here holds a roll call for that list, one may be
- * about to: the word is kept for it. But if neither process has other threads that could make the
- * call, a word from below shows that the ranks disagree, and the roll call that has received it
- * compares the lists. */
+ * A word from above bears the number of the member's call, one from below its list. If no thread
+ * here holds a roll call for that list, one may be about to: the word is kept for it. But if
+ * neither process has other threads that could make the call, the ranks disagree, and the roll call
+ * that has received the word compares the lists. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -79,12 +78,6 @@ static void keep(hd_desk *d, hd_letter *l)
         append(&d->kept, l);
 }
 
-/* Whether a word is for a call because of its list. */
-static int by_list(const hd_roll *r, int tag, const hd_word *w)
-{
-    return (tag == r->tag || (tag == r->tag + 32 && !w->number)) && w->list == r->list;
-}
-
 void hd_desk_open(hd_roll *r, uint64_t number)
 {
     hd_desk *d = r->desk;
@@ -98,7 +91,7 @@ void hd_desk_open(hd_roll *r, uint64_t number)
     d->calls = r;
     for (hd_letter **at = &d->kept; *at;) {
         hd_letter *l = *at;
-        if (by_list(r, l->tag, &l->word)) {
+        if (l->tag == r->tag && l->word.list == r->list) {
             *at = l->next;
             append(&r->letters, l);
         } else {
@@ -144,7 +137,7 @@ static int take(hd_letter **box, int from, int tag, hd_word *w)
 static hd_roll *owner(const hd_desk *d, int tag, const hd_word *w)
 {
     for (hd_roll *r = d->calls; r; r = r->next)
-        if (by_list(r, tag, w) || (tag == r->tag + 32 && w->number == r->number))
+        if (tag == r->tag ? w->list == r->list : tag == r->tag + 32 && w->number == r->number)
             return r;
     return NULL;
 }
@@ -154,7 +147,7 @@ static int put_away(hd_roll *r, int from, int tag, const hd_word *w)
 {
     hd_roll *mine = owner(r->desk, tag, w);
     hd_letter *l;
-    if (mine == r || (!mine && w->number && (tag != r->tag || !(r->several || w->several))))
+    if (mine == r || (!mine && (tag != r->tag || !(r->several || w->several))))
         return 0;
     if (!(l = malloc(sizeof *l)))
         return -1;

@@ -1,5 +1,6 @@
 /* What the members of a roll call say to each other: see hd_roll_words.h. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "hd_base.h"
@@ -100,16 +101,22 @@ void hd_roll_flush(const hd_roll *r)
     }
 }
 
-int hd_roll_disagree(const hd_reason *reason)
-{
-    return reason->why == HD_ROLL_LISTS || reason->why == HD_ROLL_LEVELS;
-}
-
 void hd_roll_name(hd_reason *reason, int32_t member)
 {
     if (reason->missing < HD_ROLL_NAMED)
         reason->named[reason->missing] = member;
     reason->missing++;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    return *(const int32_t *)a - *(const int32_t *)b;
+}
+
+void hd_roll_sort(hd_reason *reason)
+{
+    const int n = reason->missing < HD_ROLL_NAMED ? reason->missing : HD_ROLL_NAMED;
+    qsort(reason->named, (size_t)n, sizeof *reason->named, by_number);
 }
 
 void hd_roll_explain(const hd_reason *reason, char *text, size_t room)

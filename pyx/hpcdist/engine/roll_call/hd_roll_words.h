@@ -63,8 +63,7 @@ typedef struct hd_reason {
 typedef struct hd_word {
     int16_t what, several; /* several: as in hd_roll */
     int32_t level;
-    uint64_t number;  /* of the call of the lower one of the two members; 0: of its next one with
-                       * the list */
+    uint64_t number;  /* of the call of the lower one of the two members */
     uint64_t list;    /* the sender's */
     uint64_t uid;     /* in a farewell the list of reason.who */
     hd_reason reason; /* of HD_BYE and HD_VERDICT; of HD_REPORT: who is missing */
@@ -81,9 +80,8 @@ void hd_roll_flush(const hd_roll *r);
  * Returns their number. */
 int64_t hd_roll_sweep(MPI_Comm mpi, int tag);
 
-/* Whether members have called for different groups: no wait for others changes that. */
-int hd_roll_disagree(const hd_reason *reason);
 void hd_roll_name(hd_reason *reason, int32_t member);
+void hd_roll_sort(hd_reason *reason);
 void hd_roll_explain(const hd_reason *reason, char *text, size_t room);
 
 #endif
