@@ -1,4 +1,4 @@
-"""The level of a new group's entry check is the same on all its members."""
+"""A new group whose members disagree, above all about the level of its entry check, is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from group_cases import place, sum_over
+from group_cases import place, raised, sum_over
 
 import hpcdist as dist
 from hpcdist import MPIOptions
@@ -42,3 +42,16 @@ def test_a_member_that_comes_later_than_the_odd_one_hears_of_it_at_once():
     group = dist.new_group()
     parallel_assert(sum_over(group) == size * (size - 1) // 2)
     dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_refusal_concerns_no_later_group_of_the_same_members():
+    """Rank 0 calls for all; those that never call for that group hear nothing of it."""
+    rank, size = place()
+    ranks = list(range(size)) if rank == 0 else [0, 1]
+    for _ in range(2):
+        text = raised(lambda: dist.new_group(ranks, timeout=timedelta(seconds=15)))
+        parallel_assert(("names other members" in text) == (rank < 2), text)
+        group = dist.new_group()
+        parallel_assert(sum_over(group) == size * (size - 1) // 2)
+        dist.destroy_process_group(group)
