@@ -3,11 +3,10 @@
  * Python's frames change while its threads run, so a helper thread first asks for the GIL, and
  * reads them while it has it. A thread that computes gives the GIL away every 5 ms. One that does
  * not within a second may wait in C code, so that the frames stand still: then they are read
- * without the GIL, by the handler of a signal with which faulthandler reads them at a crash. But
- * the second may also be over because the cores are busy, or that thread goes on just now, and
- * frames that are read while they change are a crash. So this is done only while all threads sleep,
- * and by a child that shares this memory: should one wake up meanwhile, the child crashes, and the
- * job goes on. */
+ * without the GIL, by faulthandler's handler of a signal, as at a crash. But the second may also be
+ * over because the cores are busy, or that thread goes on just now, and frames that are read while
+ * they change are a crash. So this is done only while all threads sleep, and by a child that shares
+ * this memory: should one wake up meanwhile, the child crashes, and the job goes on. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
