@@ -180,10 +180,15 @@ void hd_nap_step(hd_nap *n)
 
 int hd_thread_start(pthread_t *thread, void *(*runs)(void *), void *arg)
 {
-    sigset_t all, before;
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+    sigset_t others, before;
     int rc;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    /* Signals are for the program's threads. A fault here is not: blocked, it would be silent, even
+     * where faulthandler would tell of it. */
+    sigfillset(&others);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(&others, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     rc = pthread_create(thread, NULL, runs, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;

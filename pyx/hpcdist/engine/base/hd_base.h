@@ -109,8 +109,8 @@ typedef struct hd_nap {
 } hd_nap;
 void hd_nap_step(hd_nap *n);
 
-/* As pthread_create, without signals: Python's belong to the main thread. 0, or why there is none.
- */
+/* As pthread_create, without signals but for its own faults: Python's belong to the main thread. 0,
+ * or why there is none. */
 int hd_thread_start(pthread_t *thread, void *(*runs)(void *), void *arg);
 /* Waits for its end. 0: not within 3 s, because it is in a long call of MPI's. */
 int hd_thread_join(pthread_t thread);
