@@ -1,4 +1,4 @@
-"""A module's buffers by name: forward may make some, or make them anew with another shape.
+"""A module's buffers by name: forward may add some, or replace one by one of another shape.
 
 Tables of positions are such buffers: a model lengthens them for the longest input so far.
 """

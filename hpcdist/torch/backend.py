@@ -126,7 +126,7 @@ def _limit(timeout: timedelta) -> timedelta:
 
 
 def _is_default(whole: ProcessGroup) -> bool:
-    """Whether torch's default group is hpcdist's: then both number the processes alike."""
+    """Whether torch's default group is hpcdist's: then each process has one rank in both."""
     default = dist.group.WORLD
     return isinstance(default, BridgeGroup) and default.ours is whole
 
