@@ -88,7 +88,7 @@ class RemotePart:
         later: bool,
         op: Any = None,
     ) -> Work | None:
-        data, as_bytes = tensor, self._foreign and op is None
+        data, as_bytes = tensor, self._foreign and call == _engine.PUT
         if as_bytes or not is_plain(tensor):
             flat = bytes_of(tensor)
             data = flat if as_bytes else flat.view(self.dtype)

@@ -34,7 +34,7 @@ cdef class Request:
     Raises
     ------
     TypeError
-        If the tensor's type does not have the operation.
+        If an accumulation has no operation, or the tensor's type does not have it.
     """
 
     cdef Comm comm
@@ -65,7 +65,7 @@ cdef class Request:
             raise disordered(call != HD_GET)
         self.window = window
         memset(&q, 0, sizeof(q))
-        if op is not None:
+        if call == HD_ACCUMULATE:
             begin(&j, comm, HD_BARRIER, ACCUMULATE)
             combines(&j, &self.data, op)
             q.dtype, q.redop = j.dtype, j.redop

@@ -254,6 +254,16 @@ def test_what_is_not_there_is_refused(group: Any) -> None:
     dist.barrier()
 
 
+def test_an_accumulate_without_an_operation_is_refused(group: Any) -> None:
+    """The peer added bytes as if they were numbers of another dtype."""
+    _, _, _, after = ring()
+    window, memory = window_of(group, 4)
+    with parallel_raises(TypeError, match="None is not a reduce operation"):
+        window.accumulate(torch.ones(4), after, op=None)
+    dist.barrier()
+    parallel_assert(memory.tolist() == [0.0] * 4, f"{memory}")
+
+
 def test_what_was_refused_is_not_kept(group: Any) -> None:
     """The rank receives the data before it refuses them, so MPI is done with them."""
     rank, _, _, after = ring()
