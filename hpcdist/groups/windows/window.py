@@ -8,6 +8,7 @@ every other wait does: by the timeout, by Ctrl-C, by the death of the peer.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -256,7 +257,7 @@ class Window(WindowMemory):
         async_op : bool
             Whether to return before the signal is on its way.
         opts : SignalOptions, optional
-            Accepted.
+            `timeout`, for the signal and what it waits for.
 
         Returns
         -------
@@ -273,17 +274,21 @@ class Window(WindowMemory):
             If the peer has destroyed the group before the call, or dropped it and this window.
         RankFailedError
             If the peer has died, left the job or destroyed the default group.
+        DistTimeoutError
+            If the peer has not answered within the timeout what this rank has put with
+            ``async_op=True``, which goes on. There is no signal then.
         DistTimeoutError, DistBackendError
-            If what this rank has put with ``async_op=True`` has ended so, and its Work has not said
-            it yet. There is no signal then.
+            If what this rank has put so has ended with such an error, and its Work has not said it
+            yet. There is no signal then.
         """
         comm, seconds = self._live(), self._seconds(opts)
         self._part(peer_rank, "signal")
         comm.refuse_withdrawn(int(peer_rank), "signal")
-        _engine.settle(comm, int(peer_rank))
+        began = time.monotonic()
+        _engine.settle(comm, int(peer_rank), -1.0 if seconds is None else seconds)
         work = comm.isend(_nothing(), peer_rank, self._tag, tag_kind=_engine.SIGNAL)
         if not async_op:
-            work.wait(seconds)
+            work.wait(seconds and max(0.0, seconds - (time.monotonic() - began)))
         return self._handle(work, [])
 
     def wait_signal(

@@ -420,19 +420,34 @@ cdef class RequestWork(Work):
         raise ValueError("only a receive can be cancelled")
 
 
-def settle(Comm comm, int rank):
+def settle(Comm comm, int rank, double limit):
     """Waits for what this process has begun to put into a rank's windows, or to combine with what is there.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds for all of it; less than 0 is none but their own.
 
     Raises
     ------
+    DistTimeoutError
+        If the limit is over before. They go on.
     DistError
         What one of these has ended with, unless its Work has raised that. The others go on.
     """
     cdef Request one
+    cdef int64_t until = hd_now() + <int64_t> (min(limit, 1e9) * 1e9)
     for each in list(under_way.values()):
         one = each
         if one.comm is comm and one.rank == rank and one.call != HD_GET and not one.seen:
-            one.wait_for(-1)
+            try:
+                one.wait_for(limit if limit < 0 else max(0, <double> (until - hd_now()) * 1e-9))
+            except DistTimeoutError:
+                raise DistTimeoutError(
+                    f"timeout after {limit:g} s in signal of group '{comm.c.name.decode()}' (this is rank {comm.c.rank} "
+                    f"of {comm.c.size}): rank {rank} has not answered {one.api.text.decode()}, which was begun before "
+                    "with async_op=True and goes on; there is no signal"
+                ) from None
             if one.error is not None:
                 one.seen = True
                 raise one.error

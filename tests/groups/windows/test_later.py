@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -172,6 +173,36 @@ def test_a_rank_that_is_stopped(group: Any) -> None:
     window.put(torch.full((300_000,), 7.0), (rank + 1) % size, async_op=True).wait()
     dist.barrier()
     parallel_assert(bool((memory == 7).all()), "a call after the timeout")
+
+
+def test_a_signal_has_a_limit_of_its_own(group: Any) -> None:
+    """Also for what it waits for: a rank that is stopped has not answered a put."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    window, memory = window_of(group, 3)
+    pids, text, took = pids_of_ranks(), "", 0.0
+    if rank == 0:
+        stop(pids[1])
+        woken = threading.Timer(10, os.kill, (pids[1], signal.SIGCONT))
+        woken.start()
+        try:
+            later = window.put(torch.ones(3), 1, async_op=True)
+            for asynchronous in (False, True):
+                began = time.monotonic()
+                with pytest.raises(dist.DistTimeoutError) as caught:
+                    window.signal(1, asynchronous, dist.SignalOptions(timedelta(seconds=0.2)))
+                text, took = str(caught.value), max(took, time.monotonic() - began)
+        finally:
+            woken.cancel()
+            os.kill(pids[1], signal.SIGCONT)
+        assert later.wait()
+        window.signal(1, opts=dist.SignalOptions(timedelta(seconds=30)))
+    if rank == 1:
+        window.wait_signal(0)
+    parallel_assert(took < 5, f"the signals raised after {took:.1f} s")
+    parallel_assert(rank != 0 or "0.2 s in signal" in text and "answered put" in text, text)
+    with parallel_raises(dist.DistTimeoutError, match="no signal of rank"):  # one was sent
+        window.wait_signal((rank - 1) % size, opts=dist.WaitSignalOptions(timedelta(seconds=0.1)))
+    parallel_assert(rank != 1 or memory.tolist() == [1.0] * 3, f"{memory}")
 
 
 def test_what_nobody_waits_for_is_let_go(group: Any) -> None:
