@@ -12,6 +12,8 @@
 #include <string.h>
 
 #include "harness.h"
+#include "hd_block.h"
+#include "hd_combine.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_p2p.h"
@@ -100,6 +102,17 @@ int MPI_Mrecv(void *data, int n, MPI_Datatype type, MPI_Message *message, MPI_St
     memcpy(data, m->data, (size_t)n);
     free(m);
     return MPI_SUCCESS;
+}
+
+/* Now and then another rank accumulates there. */
+int hd_block_combine(int redop, int dtype, const char *from, char *to, int64_t n)
+{
+    if (!luck.state)
+        luck = chance_of(seed, 77); /* the server's thread */
+    if (!draw(&luck, 8))
+        return 0;
+    hd_combine(redop, dtype, from, to, n);
+    return 1;
 }
 
 int hd_p2p_start(hd_comm *c, hd_job *j)

@@ -114,6 +114,33 @@ def test_many_accumulates_do_not_mix(group):
     parallel_assert(memory.tolist() == want, f"{memory.tolist()} instead of {want}")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_accumulates_through_two_windows_do_not_mix(group):
+    """On a node the others map rank 0's memory through one, and ask for it through the other."""
+    rank, size, *_ = ring()
+    memory = dist.zeros(200_000, dtype=torch.int64, group=group)
+    mapped = group.new_window(memory)
+    asked = group.new_window(memory if rank == 0 else torch.zeros(1, dtype=torch.int64))
+    ones, wrong = torch.ones_like(memory), []
+
+    def add(window):
+        try:
+            for _ in range(1000):
+                window.accumulate(ones, 0)
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=add, args=(window,)) for window in (mapped, asked)]
+    dist.barrier()
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    dist.barrier()
+    found = memory.unique().tolist() if rank == 0 else [2000 * size]
+    parallel_assert(not wrong and found == [2000 * size], lambda: f"{wrong}, {found[:5]}")
+
+
 def test_signals_are_counted_and_order_what_was_put(group):
     check, (rank, _size, before, after) = Check(), ring()
     window, memory = window_of(group, N)

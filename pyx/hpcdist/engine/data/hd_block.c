@@ -21,6 +21,7 @@
 #include "hd_status.h"
 #include "hd_stopped.h"
 #include "hd_threads.h"
+#include "hd_types.h"
 
 #define LARGE_PAGE (2ll << 20)
 #define DROPS 31 /* blocks freed at a time */
@@ -32,7 +33,7 @@ typedef struct owner {
 } owner;
 
 struct hd_block {
-    hd_block *next;
+    hd_block *next, *in_every;
     uint64_t id;
     owner *owners; /* the head of the memory: one per rank, */
     char *parts;   /* and from the next page on their parts */
@@ -42,6 +43,12 @@ struct hd_block {
     int refs;  /* atomic: the communicator and the tensor */
     pid_t pid; /* a child of fork has the tensor too, and returns nothing */
 };
+
+/* The blocks of all groups. */
+static struct {
+    pthread_mutex_t mu; /* also of the step from one reference to none */
+    hd_block *first;
+} every = {PTHREAD_MUTEX_INITIALIZER, NULL};
 
 typedef struct choice {
     uint64_t again; /* the block to be used again, or 0 */
@@ -69,7 +76,18 @@ static hd_block *by_id(const hd_comm *c, uint64_t id)
 
 void hd_block_unref(hd_block *b)
 {
-    if (__atomic_sub_fetch(&b->refs, 1, __ATOMIC_ACQ_REL))
+    int refs;
+    if (b->pid != getpid()) /* another thread may have had the lock when it forked */
+        return;
+    pthread_mutex_lock(&every.mu);
+    refs = __atomic_sub_fetch(&b->refs, 1, __ATOMIC_ACQ_REL);
+    for (hd_block **at = &every.first; !refs && *at; at = &(*at)->in_every)
+        if (*at == b) {
+            *at = b->in_every;
+            break;
+        }
+    pthread_mutex_unlock(&every.mu);
+    if (refs)
         return;
     munmap(b->owners, b->bytes);
     free(b);
@@ -173,7 +191,12 @@ static int create(hd_comm *c, hd_job *j, hd_block **out)
                     .part = part,
                     .rank = c->rank,
                     .size = c->size,
-                    .refs = 1};
+                    .refs = 1,
+                    .pid = getpid()};
+    pthread_mutex_lock(&every.mu);
+    b->in_every = every.first;
+    every.first = b;
+    pthread_mutex_unlock(&every.mu);
     pthread_mutex_lock(&c->mu);
     b->next = c->blocks;
     c->blocks = *out = b;
@@ -326,17 +349,69 @@ static int hold(hd_comm *c, hd_job *j, hd_block *b, int rank)
     }
 }
 
+/* The block of any group in whose part these bytes of this rank lie, or NULL. */
+static hd_block *around(const char *at, int64_t bytes)
+{
+    hd_block *b;
+    pthread_mutex_lock(&every.mu);
+    for (b = every.first; b; b = b->in_every) {
+        const char *from = hd_block_part(b, b->rank);
+        if (at >= from && at + bytes <= from + b->part)
+            break;
+    }
+    if (b)
+        __atomic_add_fetch(&b->refs, 1, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&every.mu);
+    return b;
+}
+
+int hd_block_combine(int redop, int dtype, const char *from, char *to, int64_t n)
+{
+    hd_block *b = around(to, n * (int64_t)hd_itemsize(dtype));
+    int32_t nobody = 0, *held = b ? &b->owners[b->rank].held : NULL;
+    const int may = !b || __atomic_compare_exchange_n(held, &nobody, b->rank + 1, 0,
+                                                      __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    if (may)
+        hd_combine(redop, dtype, from, to, n);
+    if (b && may)
+        __atomic_store_n(held, 0, __ATOMIC_RELEASE);
+    if (b)
+        hd_block_unref(b);
+    return may;
+}
+
+/* Into memory of this rank's that a window has not mapped; another one may have. */
+static int accumulate_here(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n)
+{
+    hd_waiter w;
+    hd_waiter_init(&w, hd_session_spin(c->session, 0), j->timeout);
+    while (!hd_block_combine(j->redop, j->dtype, from, to, n)) {
+        const int ev = hd_waiter_step(&w);
+        if ((ev & HD_WAIT_HOOK) && hd_py.slow && hd_py.slow(j))
+            return j->code = HD_ERR_INTERRUPT;
+        if (ev & HD_WAIT_EXPIRED) {
+            hd_fail(j, HD_ERR_TIMEOUT,
+                    "timeout after %.3g s in accumulate of group '%s' (this is rank %d of %d): a "
+                    "rank of another group has held this rank's memory",
+                    hd_waiter_elapsed(&w), c->name, c->rank, c->size);
+            return j->code;
+        }
+    }
+    return HD_OK;
+}
+
 int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char *from, char *to,
                         int64_t n)
 {
-    const int code = b ? hold(c, j, b, rank) : HD_OK;
+    const int code = b ? hold(c, j, b, rank) : accumulate_here(c, j, from, to, n);
+    if (!b)
+        return code;
     if (code == HD_ERR_TIMEOUT)
         hd_stopped_explain(c, j);
     if (code)
         return j->code;
     /* No Python code runs while the memory is held: a signal handler may accumulate as well. */
     hd_combine(j->redop, j->dtype, from, to, n);
-    if (b)
-        __atomic_store_n(&b->owners[rank].held, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&b->owners[rank].held, 0, __ATOMIC_RELEASE);
     return HD_OK;
 }

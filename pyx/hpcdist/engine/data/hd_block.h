@@ -25,12 +25,16 @@ int hd_block_find(const hd_comm *c, const char *at, int64_t bytes, hd_spot *out)
 /* A place in another rank's part. */
 char *hd_block_at(const hd_comm *c, int rank, hd_spot place);
 /* For windows: a block that is kept until hd_block_unref(), or NULL; whether a rank still maps its
- * part; n elements combined into a place in its part, one rank at a time. */
+ * part; n elements combined into a place in its part, one rank at a time, or, without a block, into
+ * memory of this rank. */
 hd_block *hd_block_ref(hd_comm *c, uint64_t id);
 void hd_block_unref(hd_block *b);
 int hd_block_whole(const hd_block *b, int rank);
 int hd_block_accumulate(hd_comm *c, hd_job *j, hd_block *b, int rank, const char *from, char *to,
                         int64_t n);
+/* Combines n elements into memory of this rank, which may lie in a block of any group. 0: not yet,
+ * because another rank does so there. */
+int hd_block_combine(int redop, int dtype, const char *from, char *to, int64_t n);
 
 /* From now on this rank's part is its own, with a copy of what it contains. */
 void hd_block_detach(hd_comm *c, hd_spot place);

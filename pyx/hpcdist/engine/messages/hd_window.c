@@ -15,7 +15,7 @@
 #include <sys/prctl.h>
 
 #include "hd_base.h"
-#include "hd_combine.h"
+#include "hd_block.h"
 #include "hd_envelope.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
@@ -164,20 +164,20 @@ static void answer(host *h, service *s)
                         (int64_t)sizeof *s->reply + brings);
 }
 
-/* What has arrived is put where it belongs. */
-static void apply(service *s)
+/* What has arrived is put where it belongs. 0: not yet, another rank accumulates there. */
+static int apply(service *s)
 {
     const hd_request *q = &s->asked;
     const char *from = s->scratch ? s->scratch : s->behind;
     char *to = s->of ? s->of->at + q->at : NULL;
     if (s->of && s->data && s->data->code != HD_OK)
         refuse(s, HD_DATA_LOST);
-    if (!s->of)
-        return;
-    if (q->call == HD_ACCUMULATE)
-        hd_combine(q->redop, q->dtype, from, to, q->bytes / (int64_t)hd_itemsize(q->dtype));
-    else if (q->call == HD_PUT && !s->data)
+    if (s->of && q->call == HD_ACCUMULATE)
+        return hd_block_combine(q->redop, q->dtype, from, to,
+                                q->bytes / (int64_t)hd_itemsize(q->dtype));
+    if (s->of && q->call == HD_PUT && !s->data)
         memcpy(to, from, (size_t)q->bytes);
+    return 1;
 }
 
 static void begin(host *h, service *s)
@@ -225,7 +225,8 @@ static int step(host *h, service *s)
     if (!ended(s->data))
         return 0;
     if (!s->reply) {
-        apply(s);
+        if (!apply(s))
+            return 0;
         answer(h, s);
     }
     return ended(s->answer);
