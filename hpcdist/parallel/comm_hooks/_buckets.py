@@ -15,13 +15,25 @@ def begins(bucket: GradBucket) -> bool:
 
 
 def in_use(bucket: GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the parameters of a bucket and their gradients, for an optimizer.
+    """Yield the parameters of a bucket and their gradients, for :func:`of_dtype` and an optimizer.
 
     Not those that no rank uses. In a pass that is given up too early to know them, all.
     """
     unused = set(bucket._unused() or ())
     pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
     return (pair for place, pair in enumerate(pairs) if place not in unused)
+
+
+def of_dtype(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of a bucket in the dtype of its parameter, as an optimizer takes it.
+
+    With mixed precision a gradient has the reduction's dtype, and in a compress wrapper half
+    precision: there those of complex parameters are pairs of real numbers.
+    """
+    if parameter.is_complex() and not gradient.is_complex():
+        real = parameter.dtype.to_real()
+        return torch.complex(gradient[..., 0].to(real), gradient[..., 1].to(real))
+    return gradient.to(parameter.dtype)
 
 
 def dense_buffer(bucket: GradBucket, hook: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from hpcdist._ops import ReduceOp
 from hpcdist.errors import DistError
 from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel.comm_hooks._arguments import check_state, group_of
-from hpcdist.parallel.comm_hooks._buckets import begins, dense_buffer, in_use
+from hpcdist.parallel.comm_hooks._buckets import begins, dense_buffer, in_use, of_dtype
 from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
@@ -144,8 +144,7 @@ class OptimizerInBackward:
             for parameter, gradient in in_use(bucket):
                 optimizer = self.optimizers.get(parameter)  # type: ignore[call-overload]
                 if optimizer is not None:
-                    # with mixed precision the gradients have the reduction's dtype
-                    parameter.grad = gradient.to(parameter.dtype)
+                    parameter.grad = of_dtype(gradient, parameter)
                     optimizer.step()
 
     def _finish(self, upto: GradBucket | None) -> None:
@@ -292,8 +291,7 @@ def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook
             chosen = optimizer_state.params_to_optimize
             for parameter, gradient in in_use(bucket):
                 if chosen is None or parameter in chosen:
-                    # as above, of mixed precision
-                    gradient = gradient.to(parameter.dtype)
+                    gradient = of_dtype(gradient, parameter)
                     optimizer_state.functional_optimizer.step_param(parameter, gradient)
             return buffer
 

@@ -8,7 +8,7 @@ import torch
 
 from hpcdist.errors import DistError
 from hpcdist.parallel.comm_hooks._arguments import check_in_buckets
-from hpcdist.parallel.comm_hooks._buckets import begins, in_use
+from hpcdist.parallel.comm_hooks._buckets import begins, in_use, of_dtype
 from hpcdist.parallel.comm_hooks._future import Driven
 from hpcdist.parallel.comm_hooks.default import Hook
 from hpcdist.parallel.reducer.bounded import give_up
@@ -88,8 +88,7 @@ class _Stepper:
                 continue  # averaged by DDP, and not this optimizer's
             by_owner.setdefault(owner, []).append(parameter)
             if owner == zero.rank:
-                # with mixed precision the gradients have the reduction's dtype
-                parameter.grad = gradient.to(parameter.dtype)
+                parameter.grad = of_dtype(gradient, parameter)
         if zero.rank in by_owner:
             zero._step_some(by_owner[zero.rank])
         if zero.world_size == 1:

@@ -171,26 +171,33 @@ class Descend:
             parameter.sub_(gradient, alpha=0.5)
 
 
+def stepping(kind: str, model: DDP, average: hooks.default.Hook):
+    """Return the state and the hook of an optimizer that moves against gradients, by half."""
+    if kind == "in backward":
+        state = hooks.OptimizerInBackward(torch.optim.SGD, model.parameters(), lr=0.5)
+        return state, hooks.optimizer_in_backward_hook
+    if kind == "after a hook":
+        return None, hooks.hook_then_optimizer(average, hooks.OptimizerHookState(Descend()))
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.5
+    )
+    return None, hooks.hook_with_zero_step(average, model, zero)
+
+
+@pytest.mark.parametrize("half", [None, "fp16", "bf16"])
 @pytest.mark.parametrize("kind", ["in backward", "after a hook", "ZeRO"])
-def test_optimizers_in_hooks_step_complex_parameters(kind: str) -> None:
-    for dtype in (torch.complex64, torch.float64):
+def test_optimizers_in_hooks_step_complex_parameters(kind: str, half: str | None) -> None:
+    for dtype in (torch.complex64, torch.complex128, torch.float64):
         model = DDP(Net(dtype))
-        if kind == "in backward":
-            state = hooks.OptimizerInBackward(torch.optim.SGD, model.parameters(), lr=0.5)
-            model.register_comm_hook(state, hooks.optimizer_in_backward_hook)
-        elif kind == "after a hook":
-            state = hooks.OptimizerHookState(Descend())
-            hook = hooks.hook_then_optimizer(hooks.fp16_compress_hook, state)
-            model.register_comm_hook(None, hook)
-        else:
-            zero = ZeroRedundancyOptimizer(
-                model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.5
-            )
-            hook = hooks.hook_with_zero_step(hooks.fp16_compress_hook, model, zero)
-            model.register_comm_hook(None, hook)
+        state, hook = stepping(
+            kind, model, hooks.allreduce_hook if half else hooks.fp16_compress_hook
+        )
+        if half:
+            hook = getattr(hooks, f"{half}_compress_wrapper")(hook)
+        model.register_comm_hook(state, hook)
         model(gradient(dtype, dist.get_rank())).backward()
         moved = [2 * (1 - p.detach()) for p in model.parameters()]
-        check(moved, 0.02, f"{kind}, {dtype}")
+        check(moved, 0.1 if half == "bf16" else 0.02, f"{kind}, {half}, {dtype}")
 
 
 def test_the_range_of_float16() -> None:
