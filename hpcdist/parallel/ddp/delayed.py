@@ -90,7 +90,7 @@ class DelayedReduction:
             p._post_accumulate_grad_hooks for p in (*self._parameters, trigger)
         ]
         if reducer is not None:
-            reducer.call_after_buckets(self._begin, self._complete)
+            reducer.call_after_buckets(self._begin, self._complete, self._wait)
 
     def detach(self) -> None:
         """Remove the hooks from the parameters."""
@@ -98,7 +98,7 @@ class DelayedReduction:
             handle.remove()
         self._handles, self._all_hooks = [], []
         if self._reducer is not None:
-            self._reducer.call_after_buckets(None, None)
+            self._reducer.call_after_buckets(None, None, None)
 
     # -- called by forward ---------------------------------------------------------------------
 
@@ -209,8 +209,19 @@ class DelayedReduction:
                     comm.all_reduce(bucket.buffer, ReduceOp.AVG, True, api=API, extra=self._passes)
                 )
             self._usage.share(comm, self._passes)
+        self._leave_out_since(before)
+
+    def _leave_out_since(self, before: int) -> None:
+        """Let the reducer not take these calls for those of its buckets."""
         if self._reducer is not None:
-            self._reducer.transfer.leave_out(getattr(comm, "seq", 0) - before)
+            calls = getattr(self._group.carrier, "seq", 0) - before
+            self._reducer.transfer.leave_out(calls)
+
+    def _wait(self) -> None:
+        """Wait for what is in flight, and leave the averages where they are."""
+        for work in self._works:
+            work.wait()
+        self._usage.wait()
 
     # -- the end of a pass ---------------------------------------------------------------------
 
@@ -256,21 +267,21 @@ class DelayedReduction:
         self._task, self._begun, self._expected = None, False, False
         self._packed = self._deferred = False
         if not self._in_flight:
+            before = getattr(self._group.carrier, "seq", 0)
             buffers = [bucket.buffer for bucket in self._buckets]
             for buffer in (*buffers, buffers[-1]):
                 comm = serving(self._group.carrier, buffer)
                 if comm.check > 0:  # unchecked, a barrier would corrupt the peers' sums
                     with suppress(DistError):  # the peers' too, and this rank has its own
                         self._works.append(comm.barrier(async_op=True, api=API_ABANDON))
+            self._leave_out_since(before)
         self._left_behind = self._in_flight
 
     def _finish(self, take: bool = False) -> None:
         # Also after a handler's exception: what is in flight uses the buckets.
         self._left_behind = True
         try:
-            for work in self._works:
-                work.wait()
-            self._usage.wait()
+            self._wait()
             if take:
                 with torch.no_grad():
                     for bucket in self._buckets:

@@ -153,7 +153,9 @@ class Failure:
         if comm.native is not None:
             comm.native.give_up()
 
-    def abandon(self, buckets: Sequence[Any], started: int, more: int, usage: Any) -> None:
+    def abandon(
+        self, buckets: Sequence[Any], started: int, more: int, waits: Sequence[Callable[[], Any]]
+    ) -> None:
         """Finish a backward pass that will never fill the remaining buckets.
 
         After an exception of a signal handler call it again: what is in flight uses the buckets.
@@ -166,8 +168,8 @@ class Failure:
             How many have been started.
         more : int
             Calls that follow the last bucket.
-        usage : Usage
-            Its exchange may be in flight too.
+        waits : sequence of callable
+            Each waits for something else of the pass that may be in flight.
         """
         self.cut_off(buckets, started, more)
         well = True
@@ -177,7 +179,8 @@ class Failure:
                 bucket.work = None  # a program's own object: it may raise each time
             if work is not None:
                 well &= self.settle(partial(give_up, work))
-        well &= self.settle(usage.wait)
+        for wait in waits:
+            well &= self.settle(wait)
         for barrier in self._barriers or []:
             self.settle(barrier.wait)
         # If it has made all calls, the others are at the end of their pass, or have given up too.

@@ -138,6 +138,7 @@ class Reducer:
         self._generation = group.members.generation
 
         self._at_end: Callable[[], None] | None = None
+        self._wait_for_more: Callable[[], None] | None = None
         self.manual = False  # the caller ends a pass with `finalize`
         self._held = False  # a pass waits for that
         self._accumulates = False  # this pass adds to leaves behind forward's outputs
@@ -167,13 +168,17 @@ class Reducer:
         return self._pipeline.full
 
     def call_after_buckets(
-        self, call: Callable[[], None] | None, at_end: Callable[[], None] | None
+        self,
+        call: Callable[[], None] | None,
+        at_end: Callable[[], None] | None,
+        wait: Callable[[], None] | None,
     ) -> None:
         """Call a function in each pass as soon as :attr:`all_begun`, and another at its end.
 
-        Both may begin more, before this rank waits for the averages.
+        Both may begin more, before this rank waits for the averages. `wait` waits for that, before
+        the ranks compare how they end a pass with a hook.
         """
-        self._pipeline.after_last, self._at_end = call, at_end
+        self._pipeline.after_last, self._at_end, self._wait_for_more = call, at_end, wait
 
     def detach(self) -> None:
         """Remove the hooks; those of the parameters keep the reducer alive until then."""
@@ -500,6 +505,8 @@ class Reducer:
                     future.wait()
                 if self.transfer.has_hook:
                     self._usage.wait()  # all ranks are in it, or none comes to the end
+                    if self._wait_for_more is not None:
+                        self._wait_for_more()
                     self.transfer.agree(self.buckets)
                 self.transfer.call_after_pass()
         except BaseException as error:
@@ -573,7 +580,10 @@ class Reducer:
         """Finish a backward pass that will never fill the remaining buckets."""
         self.cut_off(self._task)
         pipeline = self._pipeline
-        self._failure.abandon(self.buckets, pipeline.started, pipeline.follows, self._usage)
+        waits = [self._usage.wait]
+        if self._wait_for_more is not None and self.transfer.has_hook:
+            waits.append(self._wait_for_more)
+        self._failure.abandon(self.buckets, pipeline.started, pipeline.follows, waits)
         self._reset()
 
     def _reset(self) -> None:
