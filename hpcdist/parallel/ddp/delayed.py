@@ -288,6 +288,10 @@ class DelayedReduction:
                         keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
                         bucket.take(None, keep, None)
         except DistError:
+            if take and self._reducer is not None and self._reducer.held:
+                # backward raises, so nobody calls `finalize_backward` for the other gradients
+                with suppress(DistError):
+                    self._reducer.finalize()
             self._reset()
             raise
         self._reset()

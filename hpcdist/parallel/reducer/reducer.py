@@ -167,6 +167,11 @@ class Reducer:
         """Whether no more buckets of this pass will begin before the end of backward."""
         return self._pipeline.full
 
+    @property
+    def held(self) -> bool:
+        """Whether a pass waits for :meth:`finalize`."""
+        return self._held
+
     def call_after_buckets(
         self,
         call: Callable[[], None] | None,
