@@ -27,9 +27,9 @@ from hpcdist._graph import GradientHook, run_last
 from hpcdist.errors import DistError
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.parallel.reducer import graph, texts
-from hpcdist.parallel.reducer.beside import Beside
 from hpcdist.parallel.reducer.bucket import Allocator, allocate
-from hpcdist.parallel.reducer.failure import Failure, current_backward, name_nans, watch
+from hpcdist.parallel.reducer.cut_off import CutOff
+from hpcdist.parallel.reducer.failure import current_backward, name_nans, watch
 from hpcdist.parallel.reducer.pipeline import Pipeline
 from hpcdist.parallel.reducer.schedule import Schedule
 from hpcdist.parallel.reducer.stats import Stats
@@ -119,15 +119,14 @@ class Reducer:
 
         total = len(self._parameters)
         self._expected = False  # a forward has announced a backward
-        self._task: int | None = None  # autograd's number of the current backward
-        self._local_task = -1  # the same, of the last one that did not average
+        self._local_task = -1  # autograd's, of the last one that did not average
         self._creates_graph = False
         self._running = False  # the first gradient of the pass is ready
         self._static: list[int] | None = None  # gradients of each parameter, once counted
         self._recording = False  # this pass counts them
         self._template = [1] * total  # how many gradients each parameter gets per pass
         self._left = self._template[:]  # and how many are still missing
-        self._failure = Failure(self.transfer, self.stats)
+        self._pass = CutOff(self._pipeline, self.transfer, self.stats)
         # The order in which gradients become ready, in the first pass; then it waits to be taken
         # over by the next forward.
         self._order: list[int] | None = [] if not find_unused else None
@@ -142,8 +141,6 @@ class Reducer:
         self.manual = False  # the caller ends a pass with `finalize`
         self._held = False  # a pass waits for that
         self._accumulates = False  # this pass adds to leaves behind forward's outputs
-        self._averages = False  # it may add to parameters: other ranks wait for their gradients
-        self._beside = Beside()
         on_gradient = self._on_gradient  # one object for all parameters
         # Keep only the numbers of torch's handles: a handle can take more memory than a gradient.
         self._hooks = [
@@ -248,25 +245,12 @@ class Reducer:
         """
         if self._held:
             raise RuntimeError(texts.held("the next forward"))
-        if self._task is not None and current_backward() == -1:
-            if self._averages:
+        if self._pass.left_behind:
+            if self._pass.averages:
                 self._abandon()
             else:
-                self._task = None  # torch.autograd.grad raised, in which no rank averages
-        if self.transfer.group.members.generation != self._generation:
-            self._failure.forget()  # the ranks that are left go on
-        error = self._failure.error
-        if error is None:
-            late = self.transfer.failure(self.buckets[0])
-            if late is not None:
-                self._failure.note(late)
-                raise late
-        self._refuse_after_failure()
-
-    def _refuse_after_failure(self) -> None:
-        error = self._failure.error
-        if error is not None:
-            raise DistError(texts.earlier_failure(self._me(), error)) from error
+                self._pass.task = None  # torch.autograd.grad raised, in which no rank averages
+        self._pass.check(self.transfer.group.members.generation != self._generation)
 
     def rebuild(self) -> bool:
         """Adopt the order of rank 0's first backward pass; collective if that is over.
@@ -339,11 +323,11 @@ class Reducer:
         if self._held:
             raise RuntimeError(texts.held("the next backward"))
         task = current_backward()
-        if self._failure.signalled and self._task != task:  # no forward has been in between
+        if self._pass.precedes(task):
             self._abandon()
-            self._refuse_after_failure()
+            self._pass.refuse()
         # No gradient seen yet: nothing is lost by replacing a failed pass by this one.
-        if self._task is None or (not self._running and self._task != task):
+        if self._pass.task is None or (not self._running and self._pass.task != task):
             if self.before_backward is not None:
                 self.before_backward()
             watched = run_last(self._all_hooks, self._hooks)
@@ -352,18 +336,17 @@ class Reducer:
                 watched = watched or self.manual or self._has_hooks()
                 self._pipeline.begin()
             self.transfer.watched = watched
-            self._task = task
+            self._pass.task = task
             self._creates_graph = torch.is_grad_enabled()
             self._accumulates = self._usage.will_accumulate()
-            self._averages = self._accumulates or graph.may_accumulate(self._parameters)
-            self._beside.begin(self.transfer.comm)
+            self._pass.begin(self._accumulates or graph.may_accumulate(self._parameters))
             watch(self)
 
     def _arm_by_leaf(self, _leaf: torch.Tensor) -> None:
         """Arm the pass: backward has added to the gradient of a leaf that forward has returned."""
-        if self._task is None and self._expected:
+        if self._pass.task is None and self._expected:
             self._arm()
-            self._accumulates = self._averages = True
+            self._accumulates = self._pass.averages = True
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count one gradient, and pass it to the pipeline when it is complete."""
@@ -387,7 +370,7 @@ class Reducer:
         """Decide at the first gradient whether a pass averages."""
         if self._held:
             raise RuntimeError(texts.held("the next backward"))
-        if self._task is None:
+        if self._pass.task is None:
             if not self._expected:
                 self._begin_local()
                 if self._pipeline.tracks and parameter.grad is not None:
@@ -412,7 +395,7 @@ class Reducer:
                 self.before_backward()
 
     def _begin_pass(self) -> None:
-        self._running = self._averages = True
+        self._running = self._pass.averages = True
         self.transfer.begin()
         self._left = self._template[:]
         self._usage.begin()
@@ -456,8 +439,7 @@ class Reducer:
             # torch.autograd.grad accumulates nothing. A backward that reaches none of the
             # parameters differs: other ranks' backward may reach some, and wait for this rank.
             if not self._accumulates:
-                self._task = None
-                self._beside.reset()
+                self._pass.over()
                 return
             self._begin_pass()
         self.stats.computed()
@@ -473,7 +455,7 @@ class Reducer:
         if self._at_end is not None:
             self._at_end()
         if self.manual:
-            self._held, self._running, self._expected, self._task = True, False, False, None
+            self._held, self._running, self._expected, self._pass.task = True, False, False, None
         else:
             self._finish()
 
@@ -515,7 +497,7 @@ class Reducer:
                     self.transfer.agree(self.buckets)
                 self.transfer.call_after_pass()
         except BaseException as error:
-            self._failure.of_finish(error, self.buckets, self._pipeline.follows)
+            self._pass.failure.of_finish(error, self.buckets, self._pipeline.follows)
             name_nans(error, self._names, self._parameters)
             raise
         else:
@@ -543,7 +525,7 @@ class Reducer:
                 self.transfer.agree(self.buckets)
                 self.transfer.call_after_pass()
         except BaseException as error:
-            self._failure.of_finish(error, self.buckets, self._pipeline.follows)
+            self._pass.failure.of_finish(error, self.buckets, self._pipeline.follows)
             raise
         self.transfer.end()
         self._rebuild = self._may_rebuild
@@ -572,30 +554,20 @@ class Reducer:
         task : int
             Autograd's number of the backward.
         """
-        if self._task == task and self._averages and not self._failure.signalled:
-            if not self._running:
-                self.transfer.begin()  # no gradient has
-            self.transfer.broken = self.transfer.broken or self._beside.failed(task)
-            pipeline, beside = self._pipeline, self._beside.missing(task)
-            self._failure.cut_off(self.buckets, pipeline.started, pipeline.follows, beside)
-        if self._task == task:
-            self._beside.reset()  # its nodes hold the graph
+        self._pass.signal(task, self._running)
 
     def _abandon(self) -> None:
         """Finish a backward pass that will never fill the remaining buckets."""
-        self.cut_off(self._task)
-        pipeline = self._pipeline
         waits = [self._usage.wait]
         if self._wait_for_more is not None and self.transfer.has_hook:
             waits.append(self._wait_for_more)
-        self._failure.abandon(self.buckets, pipeline.started, pipeline.follows, waits)
+        self._pass.abandon(self._running, waits)
         self._reset()
 
     def _reset(self) -> None:
         """Prepare for the next pass."""
         self._expected = self._running = False
-        self._task = None
-        self._beside.reset()
+        self._pass.over()
         self._usage.reset(keep=self._static is not None)
         self._pipeline.tracks = self._pipeline.tracks and self._static is None
         self.after_backward = []
