@@ -9,12 +9,14 @@ from typing import Any, Protocol
 import torch
 
 from hpcdist.elastic import buffers
+from hpcdist.elastic.gradients import Gradients
 from hpcdist.elastic.sharded import (
     forget_pass,
     has_shards,
     is_shard,
     local,
     reshard,
+    waits,
     with_shards,
     without_shards,
 )
@@ -23,7 +25,7 @@ from hpcdist.groups.world import world
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
 #: Entries of the copy of a module.
-_PARAMETERS, _BUFFERS = "parameters", "buffers"
+_PARAMETERS, _BUFFERS, _GRADIENTS = "parameters", "buffers", "gradients"
 
 
 class Part(Protocol):
@@ -109,10 +111,14 @@ class _Shared:
 
 
 class _Module:
-    """Parameters and buffers, in place: whoever refers to them sees what was put back."""
+    """Parameters and buffers, in place: whoever refers to them sees what was put back.
+
+    And gradients, where a step adds to those of the step before.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
+        self._gradients = Gradients()
         #: As it was first seen: forward may make buffers, or lengthen them.
         self._layout = ""
 
@@ -130,12 +136,13 @@ class _Module:
         # Buffers differ: each rank's running means are of its own data.
         both = list(zip(taken[_PARAMETERS], map(is_shard, self._parameters()), strict=True))
         own = {_PARAMETERS: [each for each, mine in both if mine], _BUFFERS: taken[_BUFFERS]}
+        own[_GRADIENTS] = taken.get(_GRADIENTS)  # under no_sync() they differ, too
         return [each for each, mine in both if not mine], own
 
     def join(self, shared: Any, own: Any) -> dict[str, Any]:
         whole, shards = iter(shared), iter(own[_PARAMETERS])
         mine = [next(shards if is_shard(p) else whole) for p in self._parameters()]
-        return {_PARAMETERS: mine, _BUFFERS: own[_BUFFERS]}
+        return {_PARAMETERS: mine, _BUFFERS: own[_BUFFERS], _GRADIENTS: own.get(_GRADIENTS)}
 
     def modules(self) -> list[torch.nn.Module]:
         return [self._module]
@@ -163,8 +170,12 @@ class _Module:
     @torch.no_grad()
     def take(self) -> dict[str, Any]:
         self.layout()
-        parameters = [local(parameter).clone() for parameter in self._parameters()]
-        return {_PARAMETERS: parameters, _BUFFERS: buffers.take(self._module)}
+        every = self._parameters()
+        return {
+            _PARAMETERS: [local(parameter).clone() for parameter in every],
+            _BUFFERS: buffers.take(self._module),
+            _GRADIENTS: self._gradients.take(every, waits(self._module)),
+        }
 
     @torch.no_grad()
     def restore(self, taken: dict[str, Any]) -> None:
@@ -172,7 +183,7 @@ class _Module:
         for parameter, saved in zip(self._parameters(), taken[_PARAMETERS], strict=True):
             local(parameter).copy_(saved)
         buffers.put_back(self._module, taken[_BUFFERS])
-        self._module.zero_grad(set_to_none=True)
+        self._gradients.put_back(self._parameters(), taken.get(_GRADIENTS))
 
 
 class _WithState(_Shared):

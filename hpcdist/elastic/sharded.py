@@ -29,6 +29,21 @@ def local(tensor: Any) -> torch.Tensor:
     return plain.to_local() if is_shard(tensor) else plain  # type: ignore[attr-defined]
 
 
+def like(parameter: Any, memory: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with this memory on this rank, a DTensor if the parameter is one."""
+    if not is_shard(parameter):
+        return memory
+    made: torch.Tensor = sys.modules["torch.distributed.tensor"].DTensor.from_local(
+        memory,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return made
+
+
 def without_shards(state: Any) -> Any:
     """Return an optimizer's state_dict with plain tensors in the place of shards.
 
@@ -152,6 +167,17 @@ def forget_pass(module: torch.nn.Module) -> None:
         _reset(state._state_ctx, iter_forward_root=None, post_backward_final_callback_queued=False)
         for group in _groups_of(state):
             _forget_group(group, idle)
+
+
+def waits(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 has gradients that wait for a later pass to be reduced; local."""
+    return any(
+        getattr(each, "unsharded_accumulated_grad", None) is not None
+        or getattr(getattr(each, "_unsharded_param", None), "grad", None) is not None
+        for state in _states_of(module)
+        for group in _groups_of(state)
+        for each in group.fsdp_params
+    )
 
 
 def _groups_of(state: Any) -> Iterable[Any]:

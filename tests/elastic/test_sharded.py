@@ -14,6 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from hpcdist import codec
 from hpcdist.elastic import State
 from hpcdist.elastic.parts import part_of
+from hpcdist.errors import DistError
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -123,6 +124,29 @@ def test_a_commit_leaves_gradients_that_wait_to_be_reduced() -> None:
                 part.take()
         found.append([p.grad.to_local().clone() for p in model.parameters()])
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("reduced", [True, False])
+def test_a_repeated_step_adds_to_the_gradients_of_the_commit(reduced: bool) -> None:
+    """It began with none. Of those that FSDP2 has not reduced there is no copy."""
+    model = _sharded()
+    part = part_of(model, "model")
+
+    def step(last: bool) -> list[torch.Tensor]:
+        model.set_requires_gradient_sync(last or reduced)
+        model(torch.full((2, 4), 1.0 + last)).square().sum().backward()
+        return [p.grad.to_local().clone() for p in model.parameters() if p.grad is not None]
+
+    step(False)
+    taken = codec.decode(codec.encode(part.take()))
+    wanted = step(True)
+    if reduced:
+        part.restore(taken)
+        assert all(map(torch.equal, step(True), wanted))
+    else:
+        with pytest.raises(DistError, match="FSDP2 had not reduced"):
+            part.restore(taken)
 
 
 @pytest.mark.usefixtures("alone")

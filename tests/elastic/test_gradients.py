@@ -1,0 +1,135 @@
+"""A step that adds to the gradients of the steps before finds those of the last commit again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as td
+
+import hpcdist as dist
+import hpcdist.torch
+from hpcdist.elastic.parts import part_of
+from hpcdist.errors import DistError
+from hpcdist.testing import parallel_assert
+
+pytestmark = [pytest.mark.ranks, pytest.mark.once]
+
+STEPS = 9
+#: torch's group of all ranks, over hpcdist.
+_torchs: list[Any] = []
+#: Where a step may fail.
+PLACES = ("begun", "zeroed", "backward", "stepped", "ended")
+MODELS = ("plain", "hpcdist", "hpcdist, views", "torch", "torch, views")
+#: Where gradients are dropped, and whether they are zeros then.
+STYLES = ("at the start", "at the start, zeros", "at the end", "at the end, zeros")
+
+
+@pytest.fixture(autouse=True)
+def torchs_group() -> Iterator[None]:
+    """Beside torch's default group, which may be gloo's: tests that compare leave it."""
+    found = td.is_initialized()
+    if not found:
+        hpcdist.torch.init_process_group()
+    _torchs.append(td.new_group(backend="hpcdist"))
+    yield
+    td.destroy_process_group(_torchs.pop())
+    if not found:
+        td.destroy_process_group()
+
+
+class _Failure(Exception):
+    """Of a step."""
+
+
+def _build(kind: str) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    views = kind.endswith("views")
+    if kind.startswith("torch"):
+        return torch.nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=views, process_group=_torchs[-1]
+        )
+    if kind.startswith("hpcdist"):
+        return dist.DistributedDataParallel(model, gradient_as_bucket_view=views)
+    return model
+
+
+def _train(
+    model: Any, style: str, every: Callable[[int], int], local: bool, fails: dict[int, str]
+) -> tuple[list[float], list[bool]]:
+    """Return the parameters, and which commits had copies of gradients."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    parts = [part_of(thing, "thing") for thing in (model, optimizer)]
+    taken, copied, zeros = [part.take() for part in parts], [], style.endswith("zeros")
+    index, left = 0, dict(fails)
+    while index < STEPS:
+        place = left.pop(index, "")
+
+        def reach(here: str, place: str = place) -> None:
+            if here == place:
+                raise _Failure
+
+        try:
+            reach("begun")
+            if style.startswith("at the start") and index % every(index) == 0:
+                optimizer.zero_grad(set_to_none=not zeros)
+            reach("zeroed")
+            last = index % every(index) == every(index) - 1
+            generator = torch.Generator().manual_seed(10 * index + dist.get_rank())
+            apart = local and not last and hasattr(model, "no_sync")
+            with model.no_sync() if apart else contextlib.nullcontext():
+                model(torch.randn(6, 4, generator=generator)).square().mean().backward()
+            reach("backward")
+            if last:
+                optimizer.step()
+                reach("stepped")
+                if style.startswith("at the end"):
+                    optimizer.zero_grad(set_to_none=not zeros)
+            reach("ended")
+            taken, index = [part.take() for part in parts], index + 1
+            copies = taken[0].get("gradients", {}).get("copies") or []
+            copied.append(any(each is not None for each in copies))
+        except _Failure:
+            for part, copy in zip(parts, taken, strict=True):
+                part.restore(copy)
+    return [x for p in model.parameters() for x in p.detach().flatten().tolist()], copied
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["averaged", "no_sync"])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_repeated_step_adds_to_what_it_added_to_before(kind, style, local, rng):
+    """It began with none, and the next optimizer step took a part of the gradient."""
+    for every in (1, 2, 3):
+        wanted, _ = _train(_build(kind), style, lambda _, every=every: every, local, {})
+        for _ in range(2):
+            fails = {i: rng.choice(PLACES) for i in range(STEPS) if rng.random() < 0.4}
+            found, _ = _train(_build(kind), style, lambda _, every=every: every, local, fails)
+            parallel_assert(found == wanted, f"every {every}, {fails}: {found} != {wanted}")
+
+
+@pytest.mark.parametrize("kind", ["plain", "hpcdist", "torch"])
+def test_gradients_that_steps_drop_are_not_copied(kind):
+    copied = _train(_build(kind), "at the start", lambda _: 1, False, {})[1]
+    parallel_assert(copied == [True] * 3 + [False] * (STEPS - 3), f"{copied}")
+    fails = dict.fromkeys(range(4, 8), "backward")
+    copied = _train(_build(kind), "at the start", lambda _: 1, False, fails)[1]
+    parallel_assert(not any(copied[4:]), f"after failures: {copied}")
+
+
+def test_the_first_step_that_adds_to_them():
+    """A step that fails before it did finds them; what it has changed is an error."""
+
+    def later(index: int) -> int:
+        return 1 if index < 6 else 3
+
+    wanted, copied = _train(_build("plain"), "at the start", later, False, {})
+    parallel_assert(copied == [True] * 3 + [False] * 4 + [True] * 2, f"{copied}")
+    found, _ = _train(_build("plain"), "at the start", later, False, {7: "zeroed"})
+    parallel_assert(found == wanted, f"{found} != {wanted}")
+    with pytest.raises(DistError, match="no copy of these.*every= of elastic"):
+        _train(_build("plain"), "at the start", later, False, {7: "backward"})
