@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def _names(events: list[dict[str, Any]], rank: int) -> Iterator[dict[str, Any]]:
         if isinstance(pid, int):
             labels.setdefault(pid, "")
             if event.get("ph") == "M" and event.get("name") == "process_labels":
-                labels[pid] = event.get("args", {}).get("labels", "")
+                about = event.get("args")
+                labels[pid] = about.get("labels", "") if isinstance(about, dict) else ""
     for place, (pid, label) in enumerate(sorted(labels.items())):
         name = f"rank {rank}: process {pid} {label}".rstrip()
         own = {"ph": "M", "pid": _pid(pid, rank), "tid": 0, "ts": 0}
@@ -127,14 +129,23 @@ def read_trace(path: Path) -> dict[str, Any]:
         If it cannot be read, or is no such trace.
     """
     opened: Any = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        trace = json.load(file)
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            trace = json.load(file)
+    except (EOFError, zlib.error) as error:  # of a file that was not written to its end
+        raise ValueError(f"the compressed data are damaged: {error}") from error
+    except RecursionError as error:
+        raise ValueError("not a trace in Chrome's format: it is nested too deeply") from error
     if isinstance(trace, list):  # the other form that the format allows
         trace = {"traceEvents": trace}
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError("not a trace in Chrome's format: it has no list traceEvents")
     if not all(isinstance(event, dict) for event in trace["traceEvents"]):
         raise ValueError("not a trace in Chrome's format: an event is no object")
+    numbers = [trace.get("baseTimeNanoseconds", 0)]
+    numbers += [event["ts"] for event in trace["traceEvents"] if "ts" in event]
+    if not all(isinstance(number, (int, float)) for number in numbers):
+        raise ValueError("not a trace in Chrome's format: a time is no number")
     return trace
 
 

@@ -82,3 +82,31 @@ def test_the_command(tmp_path, capsys):
     }  # fmt: skip
     with pytest.raises(SystemExit):
         main(["merge-traces", str(out)])
+
+
+#: What an interrupted or foreign writer leaves.
+BAD = {
+    "cut.json.gz": gzip.compress(json.dumps(trace()).encode())[:-12],
+    "damaged.json.gz": b"".join(
+        (gzip.compress(json.dumps(trace()).encode())[:20], bytes(60), b"end")
+    ),
+    "base.json": json.dumps(trace(base="soon")).encode(),
+    "time.json": json.dumps({"traceEvents": [{"pid": 1, "ts": "1.5"}]}).encode(),
+    "deep.json": b"[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_damaged_trace_is_one_line(name, tmp_path, capsys):
+    """Each was a traceback."""
+    path = tmp_path / name
+    path.write_bytes(BAD[name])
+    assert main(["merge-traces", str(tmp_path / "all.json"), str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"hpcdist merge-traces: {path}: ") and said.count("\n") == 1
+
+
+def test_a_process_without_labels():
+    event = {"ph": "M", "name": "process_labels", "pid": 1, "args": None}
+    named = merge([{"traceEvents": [event]}])["traceEvents"][0]
+    assert named["args"] == {"name": "rank 0: process 1"}
