@@ -25,7 +25,8 @@ from hpcdist.errors import DistBackendError
 from hpcdist.groups import joining
 from hpcdist.groups.limits import limit_of
 from hpcdist.groups.world import world
-from hpcdist.startup import attendance, spares, steps, variables
+from hpcdist.startup import attendance, checks, spares, steps, variables
+from hpcdist.startup.rendezvous.urls import stated
 from hpcdist.store import HashStore, TCPStore
 from hpcdist.torch.process_group import NAME
 from hpcdist.torch.store import let_go, to_torch
@@ -91,7 +92,7 @@ def meet(
     Parameters
     ----------
     url : str
-        ``mpi://``; it says nothing more.
+        ``mpi://``, to which torch adds a rank and a world size that the program gives.
     timeout : datetime.timedelta, optional
         Of the store, and for the ranks to come.
 
@@ -105,9 +106,10 @@ def meet(
     DistBackendError
         If several processes were started and no MPI launcher made them one job.
     ValueError
-        If the job is to have spares, and a backend of torch's own was asked for.
+        If the job is to have spares, and a backend of torch's own was asked for; or if MPI
+        contradicts the rank or the world size. The other ranks raise DistMismatchError then.
     """
-    aside = spares.wanted()
+    claimed, aside = stated(url), spares.wanted()
     if aside and not _served_by(NAME):
         raise ValueError(
             f"HPCDIST_SPARES={aside}: groups of torch's own backends have no spares. Unset it, or "
@@ -125,6 +127,10 @@ def meet(
     try:
         if aside >= size:
             aside = 0  # an error on all ranks when the group is made
+        active = size - aside
+        # a spare takes another number than its own
+        told = claimed[0] if rank < active else -1
+        steps.raise_together(comm, checks.contradiction(told, claimed[1], rank, active))
         store = _open(comm, limit)
         variables.export_place(comm, _API, aside)
     finally:

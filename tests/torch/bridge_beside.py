@@ -1,6 +1,6 @@
 """Groups of hpcdist's beside torch's default group, which is gloo's: what test_bridge.py starts.
 
-HPCDIST_TIMEOUT=70 mpirun -n 2 python bridge_beside.py apart|again|turned|swapped
+HPCDIST_TIMEOUT=70 mpirun -n 2 python bridge_beside.py apart|again|turned|swapped|told
 """
 
 from __future__ import annotations
@@ -50,6 +50,26 @@ def again() -> None:
             td.all_reduce(x, group=hpcdist.torch.to_torch(group))
             assert x.item() == 2.0
         hpcdist.destroy_process_group()
+
+
+def told() -> None:
+    """A rank that MPI contradicts is an error on all: it was replaced without a word."""
+    for backend in ("hpcdist", "gloo"):
+        for rank, size in ((0, 2), (0, -1), (-1, 3)):
+            try:
+                td.init_process_group(backend, "mpi://", rank=rank, world_size=size)
+            except (ValueError, hpcdist.DistMismatchError) as error:
+                texts = (f"told rank={rank}, world_size={size}", "rank 1 gave init_process_group")
+                assert any(text in str(error) for text in texts), error
+            else:
+                raise AssertionError(f"{backend} started with rank {rank} of {size}")
+    hpcdist.torch.init_process_group("gloo")
+    rank = td.get_rank()
+    td.destroy_process_group()
+    td.init_process_group("hpcdist", "mpi://", rank=rank, world_size=2)
+    x = torch.ones(1)
+    td.all_reduce(x)
+    assert x.item() == 2.0 and td.get_rank() == rank
 
 
 def turned() -> None:
@@ -112,8 +132,7 @@ def swapped() -> None:
 
 
 if __name__ == "__main__":
-    cases = {"apart": apart, "again": again, "turned": turned, "swapped": swapped}
-    cases[sys.argv[1]]()
+    {each.__name__: each for each in (apart, again, told, turned, swapped)}[sys.argv[1]]()
     if td.is_initialized():
         td.destroy_process_group()
     os.write(1, b"well\n")

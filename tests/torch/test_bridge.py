@@ -58,7 +58,7 @@ def test_tensors_on_a_gpu_go_to_the_backend_of_their_device() -> None:
     assert ended.code == 0 and ended.text.count("well") == 3, ended.text
 
 
-@pytest.mark.parametrize("case", ["apart", "again", "turned", "swapped"])
+@pytest.mark.parametrize("case", ["apart", "again", "turned", "swapped", "told"])
 def test_groups_beside_a_default_group_of_gloo(case: str) -> None:
     env = {"HPCDIST_TIMEOUT": "70", "HPCDIST_TEST_PORT": str(free_port())}
     np = 3 if case == "swapped" else 2
