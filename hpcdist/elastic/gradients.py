@@ -48,9 +48,7 @@ class Gradients:
         self._last: list[_Mark | None] = []
         self._held: list[tuple[torch.Tensor, int]] = []
 
-    def take(
-        self, parameters: Sequence[torch.nn.Parameter], waiting: bool = False
-    ) -> dict[str, Any]:
+    def take(self, parameters: Sequence[torch.Tensor], waiting: bool = False) -> dict[str, Any]:
         """Return what a commit has of them; with `waiting` not all are there yet."""
         found = [_gradient(parameter) for parameter in parameters]
         now = [None if each is None else _mark(each) for each in found]
@@ -89,9 +87,7 @@ class Gradients:
                 self._added = False
         self._were_put_back = False
 
-    def put_back(
-        self, parameters: Sequence[torch.nn.Parameter], taken: dict[str, Any] | None
-    ) -> None:
+    def put_back(self, parameters: Sequence[torch.Tensor], taken: dict[str, Any] | None) -> None:
         """Put the gradients of a commit in place.
 
         Raises
@@ -121,7 +117,7 @@ class Gradients:
         self._begin(found, [None if each is None else _mark(each) for each in found])
         self._were_put_back = True
 
-    def _left(self, parameters: Sequence[torch.nn.Parameter], number: int) -> list[Any]:
+    def _left(self, parameters: Sequence[torch.Tensor], number: int) -> list[Any]:
         """Return the gradients that the failed step has left as they were at a commit."""
         marks = self._marks.get(number, [None] * len(parameters))
         left: list[Any] = []
@@ -138,7 +134,7 @@ class Gradients:
         return left
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     """Return a parameter's gradient on this rank; None if it is none that a commit can have."""
     gradient = parameter.grad
     if gradient is None or gradient.layout is not torch.strided:

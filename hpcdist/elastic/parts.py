@@ -215,17 +215,35 @@ class _WithState(_Shared):
 
 
 class _Tensor(_Shared):
-    """A tensor, in place."""
+    """A tensor, in place; with its gradient, as those of a module, if it is a parameter."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
+        self._gradients = Gradients()
 
-    def take(self) -> torch.Tensor:
-        return self._tensor.detach().clone()
+    def take(self) -> Any:
+        taken = self._tensor.detach().clone()
+        if not self._is_parameter():
+            return taken
+        return {_PARAMETERS: taken, _GRADIENTS: self._gradients.take([self._tensor])}
 
     @torch.no_grad()
-    def restore(self, taken: torch.Tensor) -> None:
-        self._tensor.copy_(taken)
+    def restore(self, taken: Any) -> None:
+        value, own = self.divide(taken)
+        self._tensor.copy_(value)
+        if self._is_parameter():
+            self._gradients.put_back([self._tensor], own and own[_GRADIENTS])
+
+    def _is_parameter(self) -> bool:
+        return self._tensor.is_leaf and self._tensor.requires_grad
+
+    def divide(self, taken: Any) -> tuple[Any, Any]:
+        if isinstance(taken, torch.Tensor):
+            return taken, None
+        return taken[_PARAMETERS], {_GRADIENTS: taken[_GRADIENTS]}
+
+    def join(self, shared: Any, own: Any) -> Any:
+        return shared if own is None else {_PARAMETERS: shared, **own}
 
     def tensors(self) -> list[torch.Tensor]:
         return [self._tensor]

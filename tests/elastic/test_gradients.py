@@ -133,3 +133,27 @@ def test_the_first_step_that_adds_to_them():
     parallel_assert(found == wanted, f"{found} != {wanted}")
     with pytest.raises(DistError, match="no copy of these.*every= of elastic"):
         _train(_build("plain"), "at the start", later, False, {7: "backward"})
+
+
+def test_a_parameter_that_is_a_part_itself():
+    """What a step that failed had added stayed, and the repeated one added to it."""
+    weight, still = torch.ones(3, requires_grad=True), torch.ones(3)
+    parts = [part_of(weight, "weight"), part_of(still, "still")]
+
+    def add(factor: float) -> list[float]:
+        (factor * weight).sum().backward()
+        return weight.grad.tolist()
+
+    begun = [part.take() for part in parts]
+    add(1.0)
+    for part, taken in zip(parts, begun, strict=True):
+        part.restore(part.join(*part.divide(taken)))
+    parallel_assert(weight.grad is None and still.grad is None, f"{weight.grad}")
+    found = [add(2.0)]
+    taken = parts[0].take()
+    found.append(add(3.0))
+    parts[0].restore(parts[0].join(*parts[0].divide(taken)))
+    found.append(add(3.0))
+    parallel_assert(found == [[2.0] * 3, [5.0] * 3, [5.0] * 3], f"{found}")
+    parts[0].restore(torch.zeros(3))  # from a commit of an earlier version
+    parallel_assert(weight.tolist() == [0.0] * 3 and weight.grad is None, f"{weight.grad}")
