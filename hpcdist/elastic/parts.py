@@ -221,6 +221,7 @@ class _Tensor(_Shared):
         self._tensor = tensor
         self._gradients = Gradients()
 
+    @torch.no_grad()
     def take(self) -> Any:
         taken = self._tensor.detach().clone()
         if not self._is_parameter():
