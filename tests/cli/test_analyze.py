@@ -202,6 +202,9 @@ def test_page_and_trace(tmp_path):
     events = json.loads((tmp_path / "both.json").read_text())["traceEvents"]
     by_name = {event["name"]: event["ts"] for event in events if event["ph"] == "X"}
     assert by_name["aten::mm"] == 5.0
+    (tmp_path / "p1.json").write_text("[1")
+    with pytest.raises(ValueError, match=r"p1\.json: "):  # which of them
+        merged(tmp_path / "both.json", recordings, [tmp_path / "p0.json", tmp_path / "p1.json"])
     assert min(e["ts"] for e in events if e["name"] == "all_reduce") == -1_000_000
 
 

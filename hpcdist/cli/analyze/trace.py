@@ -33,7 +33,10 @@ def merged(out: Path, recordings: list[Recording], profiles: list[Path]) -> None
     traces = []
     for rank in range(ranks):
         if rank < len(profiles):
-            trace = read_trace(profiles[rank])
+            try:
+                trace = read_trace(profiles[rank])
+            except ValueError as error:
+                raise ValueError(f"{profiles[rank]}: {error}") from error
         else:
             trace = {"baseTimeNanoseconds": base, "traceEvents": []}
         begin = trace.get("baseTimeNanoseconds", 0)
