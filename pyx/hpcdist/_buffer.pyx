@@ -127,66 +127,7 @@ cdef int layout_of(hd_buf* b, int ndim, const int64_t* shape, const int64_t* str
     return 0
 
 
-cdef int dtype_of_dlpack(int code, int bits, int lanes) noexcept:
-    if lanes != 1:
-        return -1
-    if code == dlpack.kDLFloat:
-        return HD_FLOAT32 if bits == 32 else HD_FLOAT64 if bits == 64 else HD_FLOAT16 if bits == 16 else -1
-    if code == dlpack.kDLBfloat and bits == 16:
-        return HD_BFLOAT16
-    if code == dlpack.kDLInt:
-        return (HD_INT64 if bits == 64 else HD_INT32 if bits == 32 else HD_INT16 if bits == 16
-                else HD_INT8 if bits == 8 else -1)
-    if code == dlpack.kDLUInt:
-        return (HD_UINT8 if bits == 8 else HD_UINT64 if bits == 64 else HD_UINT32 if bits == 32
-                else HD_UINT16 if bits == 16 else -1)
-    if code == dlpack.kDLBool and bits == 8:
-        return HD_BOOL
-    if code == dlpack.kDLComplex:
-        return HD_COMPLEX64 if bits == 64 else HD_COMPLEX128 if bits == 128 else -1
-    if bits == 8:
-        if code == dlpack.kDLFloat8_e4m3fn:
-            return HD_FLOAT8_E4M3FN
-        if code == dlpack.kDLFloat8_e5m2:
-            return HD_FLOAT8_E5M2
-        if code == dlpack.kDLFloat8_e4m3fnuz:
-            return HD_FLOAT8_E4M3FNUZ
-        if code == dlpack.kDLFloat8_e5m2fnuz:
-            return HD_FLOAT8_E5M2FNUZ
-        if code == dlpack.kDLFloat8_e8m0fnu:
-            return HD_FLOAT8_E8M0FNU
-    return -1
-
-
-cdef int dtype_of_format(const char* f, Py_ssize_t itemsize) noexcept:
-    """A struct-module format of one native element."""
-    cdef char c
-    if f == NULL:
-        return HD_UINT8 if itemsize == 1 else -1
-    if f[0] == c'@' or f[0] == c'=' or f[0] == c'<' or f[0] == c'|':
-        f += 1
-    c = f[0]
-    if c == c'Z' and f[1] != 0 and f[2] == 0:
-        return HD_COMPLEX64 if f[1] == c'f' else HD_COMPLEX128 if f[1] == c'd' else -1
-    if c == 0 or f[1] != 0:
-        return -1
-    if c == c'?':
-        return HD_BOOL
-    if c == c'e':
-        return HD_FLOAT16
-    if c == c'f':
-        return HD_FLOAT32
-    if c == c'd':
-        return HD_FLOAT64
-    if c in (c'b', c'h', c'i', c'l', c'q', c'n'):
-        return (HD_INT8 if itemsize == 1 else HD_INT16 if itemsize == 2 else HD_INT32 if itemsize == 4
-                else HD_INT64)
-    if c in (c'B', c'c', c'H', c'I', c'L', c'Q', c'N'):
-        return (HD_UINT8 if itemsize == 1 else HD_UINT16 if itemsize == 2 else HD_UINT32 if itemsize == 4
-                else HD_UINT64)
-    return -1
-
-
+include "buffer/dtypes.pxi"
 include "buffer/refusals.pxi"
 
 
@@ -204,7 +145,7 @@ cdef object fill_dlpack(object obj, hd_buf* b, bint writable, dlpack.tensor_from
     if t.device.device_type != dlpack.kDLCPU and t.device.device_type != dlpack.kDLCUDAHost:
         return refuse(obj, role)
     b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
-    if b.dtype < 0:
+    if b.dtype < 0 or (is_byte(b.dtype) and is_packed(obj)):
         return refuse(obj, role)
     # DLPack exports the memory of a lazily negated or conjugated view, which contains other
     # numbers.
@@ -350,7 +291,7 @@ cdef int fill_plain(object obj, hd_buf* b, bint writable, int kind) except -2:
     except Exception:
         return -1
     b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
-    if t.device.device_type != kind or b.dtype < 0:
+    if t.device.device_type != kind or b.dtype < 0 or (is_byte(b.dtype) and is_packed(obj)):
         return -1
     if b.dtype >= HD_FLOAT16 and (obj.is_neg() or (b.dtype >= HD_COMPLEX64 and obj.is_conj())):
         return -1
@@ -391,7 +332,7 @@ cdef int fill_device_slow(object obj, hd_buf* b, bint writable, int kind, str na
     if t.device.device_type != kind:
         raise ValueError(f"{role} is on {obj.device}, in memory that this process group does not move")
     b.dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits, t.dtype.lanes)
-    if b.dtype < 0:
+    if b.dtype < 0 or (is_byte(b.dtype) and is_packed(obj)):
         refuse(obj, role, name)
     b.ptr = <char*> t.data + t.byte_offset
     if layout_of(b, t.ndim, t.shape, t.strides, 1) < 0:

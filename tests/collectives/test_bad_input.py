@@ -36,6 +36,9 @@ def bad_tensors():
         "None": (None, TypeError, "NoneType", True),
         "list of numbers": ([1.0] * 24, TypeError, "list", True),
         "text": ("x" * 24, TypeError, "str", True),
+        "parts of bytes": (
+            torch.zeros(GOOD, dtype=torch.int8).view(torch.int4), TypeError, "int4", True,
+        ),
         "object array": (np.zeros(GOOD, object), TypeError, "does not move", True),
         "read-only": (read_only(), ValueError, "read-only", False),
         "freed": (freed(GOOD), TypeError, "storage was freed", True),

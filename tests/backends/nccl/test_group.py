@@ -244,6 +244,9 @@ def test_tensors_that_cannot_be_moved_are_refused_for_what_they_are():
                 dist.all_gather([gpu(once.resolve_neg())] * dist.get_world_size(), once, group)
     with parallel_raises(TypeError, match="complex32, which hpcdist does not move"):
         dist.broadcast(gpu(torch.ones(3, dtype=torch.complex32)), 0, group)
+    nibbles = gpu(torch.ones(3, dtype=torch.uint8)).view(torch.uint4)
+    with parallel_raises(TypeError, match="uint4, which hpcdist does not move"):
+        dist.broadcast(nibbles, 0, group)
     dist.destroy_process_group(group)
 
 
