@@ -58,7 +58,12 @@ RUNNER = ("tests/run.py", "tests/conftest.py", "tests/support/*")
 #: What tests/run.py starts may use these. The folders that are left out have stages of their own.
 TESTS = ("tests/*", "!tests/model/*", "!tests/scale/*", "!tests/stress/*")
 #: The C files without the Cython on top.
-ENGINE = ("pyx/hpcdist/engine/*.[ch]", "pyx/hpcdist/kernels/*", "pyx/hpcdist/store/*")
+ENGINE = (
+    "pyx/hpcdist/*.h",
+    "pyx/hpcdist/engine/*.[ch]",
+    "pyx/hpcdist/kernels/*",
+    "pyx/hpcdist/store/*",
+)
 
 
 @dataclass(frozen=True)

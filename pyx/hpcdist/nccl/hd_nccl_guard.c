@@ -2,10 +2,11 @@
 #include "hd_nccl_guard.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+
+#include "hd_mask.h"
 
 /* Seconds that calls inside NCCL have to return before NCCL is aborted under them. */
 #define PATIENCE 1.0
@@ -20,11 +21,9 @@ static double now(void)
 int hd_nccl_spawn(void *(*run)(void *), void *arg)
 {
     pthread_t thread;
-    sigset_t all, before;
+    sigset_t before;
     int rc;
-    /* the signals are Python's: they must reach its main thread */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    hd_mask_signals(&before);
     rc = pthread_create(&thread, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc == 0)

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -13,6 +12,7 @@
 #include "hd_conn.h"
 #include "hd_conn_life.h"
 #include "hd_deadlines.h"
+#include "hd_mask.h"
 #include "hd_receive.h"
 #include "hd_reply.h"
 #include "hd_server.h"
@@ -279,9 +279,8 @@ hd_server *hd_server_start(const int *listeners, int count, const uint8_t key[HD
     hd_link_init(&s->closed);
     hd_link_init(&s->for_joined);
     pthread_once(&once, watch_forks);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* Python's main thread handles the signals */
+    sigset_t before;
+    hd_mask_signals(&before);
     int failed = prepare(s) ? errno : 0;
     if (!failed) {
         pthread_mutex_lock(&servers_mutex);

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 
 #include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "hd_base.h"
+#include "hd_mask.h"
 
 #define MS 1000000LL /* ns */
 #define LONG_CALL 3  /* seconds */
@@ -180,15 +180,9 @@ void hd_nap_step(hd_nap *n)
 
 int hd_thread_start(pthread_t *thread, void *(*runs)(void *), void *arg)
 {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
-    sigset_t others, before;
+    sigset_t before;
     int rc;
-    /* Signals are for the program's threads. A fault here is not: blocked, it would be silent, even
-     * where faulthandler would tell of it. */
-    sigfillset(&others);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
-        sigdelset(&others, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &others, &before);
+    hd_mask_signals(&before);
     rc = pthread_create(thread, NULL, runs, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
