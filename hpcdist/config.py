@@ -207,8 +207,9 @@ _GENERAL_OPTIONS = (
         "on",
         "Entry check of collectives: before data moves, the ranks compare what they called. "
         "'off' leaves it out, 'on' compares operation, dtype, count, layout, reduce-op and root, "
-        "'full' compares more and costs more.",
-        choices=("off", "on", "full"),
+        "'fast' does so too, but a short call between nodes may end on some ranks although another "
+        "one gives it up, and then the group is over; 'full' compares more and costs more.",
+        choices=("off", "fast", "on", "full"),
     ),
     Option(
         "nan_check",

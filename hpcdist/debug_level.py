@@ -112,7 +112,7 @@ def check_level(environ: Mapping[str, str] | None = None) -> str:
     Returns
     -------
     str
-        ``"off"``, ``"on"`` or ``"full"``.
+        ``"off"``, ``"fast"``, ``"on"`` or ``"full"``.
     """
     env = os.environ if environ is None else environ
     setting = env.get(config.option("check").variable, "").strip()

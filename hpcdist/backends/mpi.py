@@ -14,7 +14,13 @@ from . import finalize
 from .base import BackendOptions
 from .registry import Backend
 
-_LEVELS = {"off": 0, "on": 1, "full": 2}
+#: Levels of the entry check, by the number that the engine has for each.
+LEVELS = {"off": 0, "on": 1, "full": 2, "fast": 3}
+
+
+def level_name(number: int) -> str:
+    """Return the name of a level of the entry check."""
+    return next(name for name, each in LEVELS.items() if each == number)
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class MPIOptions:
         For :func:`hpcdist.init_process_group`: the communicator that becomes the world, from mpi4py
         or as the integer ``comm.handle``. It is duplicated, and stays the caller's own. None means
         MPI_COMM_WORLD.
-    check : {"off", "on", "full"}, optional
+    check : {"off", "fast", "on", "full"}, optional
         Level of the entry check in this group. None means the setting ``HPCDIST_CHECK``, else
         ``"full"`` at debug level DETAIL, else ``"on"``; for a subgroup below DETAIL its parent's
         level.
@@ -52,8 +58,8 @@ class MPIOptions:
     check: str | None = None
 
     def __post_init__(self) -> None:
-        if self.check is not None and self.check not in _LEVELS:
-            raise ValueError(f"check must be one of {', '.join(_LEVELS)}, not {self.check!r}")
+        if self.check is not None and self.check not in LEVELS:
+            raise ValueError(f"check must be one of {', '.join(LEVELS)}, not {self.check!r}")
         if self.comm is not None:
             _handle(self.comm)
 
@@ -117,9 +123,9 @@ def level(pg_options: Any, parents: int) -> int:
             "from its ranks"
         )
     if given.check is not None:
-        return _LEVELS[given.check]
+        return LEVELS[given.check]
     if debug_level.get_debug_level() >= debug_level.DebugLevel.DETAIL:
-        return _LEVELS[debug_level.check_level()]
+        return LEVELS[debug_level.check_level()]
     return parents
 
 
@@ -208,7 +214,7 @@ def create(options: BackendOptions, pg_options: Any = None) -> _engine.Comm:
     given = _options(pg_options)
     node_limit = config.get("node_memory")
     start()
-    check = _LEVELS[given.check or debug_level.check_level()]
+    check = LEVELS[given.check or debug_level.check_level()]
     handle = given.handle
     within = min(seconds, max(options.end - time.monotonic(), 1.0))
     if handle is None:

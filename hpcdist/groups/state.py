@@ -14,6 +14,7 @@ from typing import Any, NewType, cast
 
 from hpcdist import log
 from hpcdist.backends.carrier import Carrier
+from hpcdist.backends.mpi import level_name
 from hpcdist.errors import DistError
 from hpcdist.groups.kept import lose
 from hpcdist.groups.members import short
@@ -86,7 +87,7 @@ def add(pg: ProcessGroup) -> None:
             pg._config,
             short(pg.members.ranks),
             pg.carrier.timeout,
-            ("off", "on", "full")[pg.carrier.check],
+            level_name(pg.carrier.check),
         )
 
 

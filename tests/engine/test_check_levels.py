@@ -9,7 +9,7 @@ import hpcdist as dist
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["off", "on", "full"])
+@pytest.fixture(params=[0, 1, 2, 3], ids=["off", "on", "full", "fast"])
 def level(request):
     comm = dist.group.WORLD.carrier
     before = comm.check

@@ -9,11 +9,15 @@
  * one, or every rank that returns at all returns an error. A result is right if all ranks of all nodes have arrived, and
  * what they brought is of this check. No rank waits for ever.
  *
+ * FAST: at level fast, where a check with a letter ends with its first round. Then some ranks may return a result and
+ * others an error, but no rank returns a result of the next one; and no data is of a vote that was written meanwhile.
+ *
  * tests/model/run.py says which sizes are checked. It also checks that each of these mutations is caught:
  *   EAGER   the speaker says yes without a swap;
  *   HASTY   a rank gives up without a swap;
  *   VERDICT looks at the verdict first, and then whether the check was given up;
  *   TWICE   reads the two halves of the verdict one after the other;
+ *   TORN    the speaker sends what it has read, although a rank of its node has given up (with FAST);
  *   FORGOT  once the node is in a later check, takes one that went on for one that was given up. */
 
 #ifndef NODES
@@ -33,7 +37,8 @@
 
 byte arrived[RANKS]; /* the check that a rank has reached, */
 byte brought[RANKS]; /* of which check its vote is, */
-bool agrees[RANKS];  /* and whether it says yes */
+bool agrees[RANKS];  /* whether it says yes, */
+byte ended[RANKS];   /* and how the check before ended for it */
 
 /* Of each node: hd_caucus.stand, one word: the last check for which its speaker has said yes, or that was given up; */
 byte stand[NODES];
@@ -44,13 +49,33 @@ byte decided[NODES], failed[NODES];
 /* Of each check: how many nodes take part in the rounds, and how they vote. */
 byte joined[CHECKS], yes[CHECKS], no[CHECKS];
 bool refused[CHECKS];
+bool went[CHECKS], stayed[CHECKS]; /* what the votes say of the check before */
 
-/* Ghosts: how each check ended. */
+/* Ghosts: how each check ended, and whether a vote was read that is of another one. */
 bool result[CHECKS];
 bool error[CHECKS];
+bool torn[CHECKS];
 
-#define RETURN_RESULT d_step { assert(!error[n - 1] && !refused[n - 1]); result[n - 1] = true; n++ }
+#define NONE 0
+#define WENT 1
+#define STAYED 2
+#define DIFFERS (went[n - 1] && stayed[n - 1])
+
+#ifdef FAST
+#define RETURN_RESULT d_step { \
+    assert(!refused[n - 1] && !torn[n - 1] && !(n > 1 && result[n - 2] && error[n - 2])); \
+    result[n - 1] = true; last = WENT; n++ }
+#define RETURN_ERROR d_step { error[n - 1] = true; last = STAYED; n++ }
+#define RETURN_OUTCOME \
+    if \
+    :: DIFFERS -> RETURN_ERROR \
+    :: !DIFFERS -> RETURN_RESULT \
+    fi
+#else
+#define RETURN_RESULT d_step { assert(!error[n - 1] && !refused[n - 1] && !torn[n - 1]); result[n - 1] = true; n++ }
 #define RETURN_ERROR d_step { assert(!result[n - 1]); error[n - 1] = true; n++ }
+#define RETURN_OUTCOME RETURN_RESULT
+#endif
 
 #define OPEN (stand[node] < n)
 #define GIVE_UP stand[node] = n; spoken[node] = false
@@ -62,8 +87,9 @@ bool error[CHECKS];
 #define GIVEN_UP (stand[node] > n || stand[node] == n && !spoken[node])
 
 proctype rank(byte me) {
-    byte n = 1, node = me / EACH, r = 0;
-    bool speaks = me % EACH == 0, over = false, here = true; /* here: all of the node, with votes of this check */
+    byte n = 1, node = me / EACH, r = 0, last = NONE;
+    bool speaks = me % EACH == 0, over = false;
+    bool all = true, old = true, forward = false, back = false; /* of the votes that the speaker has read */
 
 begin:
     if
@@ -71,8 +97,8 @@ begin:
     :: else
     fi;
     if
-    :: d_step { brought[me] = n; agrees[me] = true }
-    :: d_step { n <= PASSES -> brought[me] = n; agrees[me] = false } /* refuses */
+    :: d_step { brought[me] = n; ended[me] = last; agrees[me] = true }
+    :: d_step { n <= PASSES -> brought[me] = n; ended[me] = last; agrees[me] = false } /* refuses */
     fi;
     arrived[me] = n;
     if
@@ -94,14 +120,33 @@ begin:
 
 gather: /* the speaker, until all of its node have arrived */
     skip;
-    d_step { r = node * EACH; here = true };
+    d_step { r = node * EACH; all = true; old = true; forward = false; back = false };
     do
-    :: d_step { r < (node + 1) * EACH && arrived[r] >= n -> here = here && brought[r] == n && agrees[r]; r++ }
+    :: d_step {
+        r < (node + 1) * EACH && arrived[r] >= n ->
+        all = all && agrees[r];
+        old = old && brought[r] == n;
+        forward = forward || ended[r] == WENT;
+        back = back || ended[r] == STAYED;
+        r++
+    }
     :: r < (node + 1) * EACH && GIVEN_UP -> goto refuses
     :: atomic { r < (node + 1) * EACH && OPEN -> GIVE_UP; goto refuses }
     :: r == (node + 1) * EACH -> break
     od;
-    atomic { refused[n - 1] = refused[n - 1] || !here; joined[n - 1]++ };
+#ifndef TORN
+    if
+    :: GIVEN_UP -> goto refuses
+    :: !GIVEN_UP
+    fi;
+#endif
+    atomic {
+        refused[n - 1] = refused[n - 1] || !all;
+        torn[n - 1] = torn[n - 1] || !old;
+        went[n - 1] = went[n - 1] || forward;
+        stayed[n - 1] = stayed[n - 1] || back;
+        joined[n - 1]++
+    };
 
 first:
     if
@@ -119,6 +164,11 @@ speak:
     :: atomic { OPEN -> stand[node] = n; spoken[node] = true }
     :: GIVEN_UP -> goto leaves
     fi;
+#endif
+#ifdef FAST
+    atomic { decided[node] = n; failed[node] = n - 1 };
+    RETURN_OUTCOME;
+    goto begin;
 #endif
     yes[n - 1]++;
     if /* the second round */
@@ -138,17 +188,17 @@ listen: /* all others */
     over = GIVEN_UP;
     if
 #ifdef TWICE
-    :: decided[node] == n -> RETURN_RESULT; goto begin
+    :: decided[node] == n -> RETURN_OUTCOME; goto begin
     :: over || failed[node] >= n -> RETURN_ERROR; goto begin
 #elif defined(VERDICT)
-    :: atomic { decided[node] == n -> RETURN_RESULT; goto begin }
+    :: atomic { decided[node] == n -> RETURN_OUTCOME; goto begin }
     :: atomic { decided[node] != n -> over = failed[node] >= n };
         if
         :: over || GIVEN_UP -> RETURN_ERROR; goto begin
         :: else -> goto listen
         fi
 #else
-    :: atomic { decided[node] == n -> RETURN_RESULT; goto begin }
+    :: atomic { decided[node] == n -> RETURN_OUTCOME; goto begin }
     :: atomic { decided[node] != n && (over || failed[node] >= n) -> RETURN_ERROR; goto begin }
 #endif
 #ifdef HASTY

@@ -63,13 +63,23 @@ MODELS = (
             "RANKS=3 CHECKS=3 PASSES=1",
             "RANKS=4 CHECKS=1 PASSES=1",
             "RANKS=4 CHECKS=1 PASSES=1 NEVER",
+            "RANKS=2 CHECKS=4 PASSES=2 FAST=9",
+            "RANKS=2 CHECKS=3 PASSES=3 FAST=2",
+            "RANKS=3 CHECKS=2 PASSES=1 FAST=9",
         ),
-        long=("RANKS=3 CHECKS=4 PASSES=2", "RANKS=4 CHECKS=2 PASSES=1"),
+        long=(
+            "RANKS=3 CHECKS=4 PASSES=2",
+            "RANKS=4 CHECKS=2 PASSES=1",
+            "RANKS=3 CHECKS=3 PASSES=0 FAST=9",
+        ),
         mutations=(
             "RANKS=2 CHECKS=1 PASSES=0 ONCE",
             "RANKS=2 CHECKS=2 PASSES=0 LATER",
             "RANKS=2 CHECKS=1 PASSES=0 FICKLE",
             "RANKS=4 CHECKS=1 PASSES=0 NEVER MUTE",
+            "RANKS=2 CHECKS=2 PASSES=0 FAST=9 APART",
+            "RANKS=2 CHECKS=3 PASSES=2 FAST=9 LAST",
+            "RANKS=2 CHECKS=2 PASSES=0 FAST=9 LATER",
         ),
     ),
     Model(
@@ -79,6 +89,8 @@ MODELS = (
             "NODES=2 EACH=2 CHECKS=2 PASSES=0",
             "NODES=1 EACH=3 CHECKS=3 PASSES=1",
             "NODES=1 EACH=2 CHECKS=4 PASSES=4",
+            "NODES=2 EACH=2 CHECKS=2 PASSES=0 FAST",
+            "NODES=1 EACH=3 CHECKS=3 PASSES=0 FAST",
         ),
         long=("NODES=2 EACH=2 CHECKS=2 PASSES=1", "NODES=1 EACH=4 CHECKS=2 PASSES=1"),
         mutations=(
@@ -87,6 +99,7 @@ MODELS = (
             "NODES=1 EACH=3 CHECKS=2 PASSES=0 VERDICT",
             "NODES=1 EACH=3 CHECKS=2 PASSES=0 TWICE",
             "NODES=1 EACH=2 CHECKS=2 PASSES=2 FORGOT",
+            "NODES=2 EACH=2 CHECKS=2 PASSES=0 FAST TORN",
         ),
     ),
     Model(

@@ -181,7 +181,10 @@ def test_log_setting_shows_the_rank():
 
 def test_wrong_setting_is_named():
     done = run("import hpcdist; hpcdist.init_process_group()", HPCDIST_CHECK="sometimes")
-    assert "HPCDIST_CHECK='sometimes' is not valid: it must be one of off, on, full" in done.stderr
+    assert (
+        "HPCDIST_CHECK='sometimes' is not valid: it must be one of off, fast, on, full"
+        in done.stderr
+    )
     # also one that only later calls would read, natively
     for name, value in {"HPCDIST_CHECK_TRANSPORT": "tcp", "HPCDIST_STORE_LIMIT": "much"}.items():
         done = run("import hpcdist; hpcdist.init_process_group()", **{name: value})

@@ -229,7 +229,7 @@ def test_timeout_setting(no_world, monkeypatch):
     parallel_assert(dist.group.WORLD.carrier.timeout == 9.0)
 
 
-@pytest.mark.parametrize(("setting", "level"), [("off", 0), ("on", 1), ("full", 2)])
+@pytest.mark.parametrize(("setting", "level"), [("off", 0), ("on", 1), ("full", 2), ("fast", 3)])
 def test_check_setting(no_world, monkeypatch, setting, level):
     monkeypatch.setenv("HPCDIST_CHECK", setting)
     dist.init_process_group(timeout=SHORT)
@@ -291,7 +291,7 @@ def test_mpi_options_refuse():
         MPIOptions(comm=mpi4py.COMM_NULL)
     with parallel_raises(TypeError, match="communicator of mpi4py"):
         MPIOptions(comm="world")
-    with parallel_raises(ValueError, match="off, on, full"):
+    with parallel_raises(ValueError, match="off, on, full, fast"):
         MPIOptions(check="maybe")
 
 

@@ -6,6 +6,7 @@ from messages import MESSAGES
 from sources import (
     BASE,
     CHECK,
+    FAST,
     FEW,
     KERNELS,
     NODE,
@@ -106,18 +107,28 @@ PROGRAMS = (
             slow=(str(ranks), "50"),
             flags=flags,
         )
-        for name, ranks, flags in (("4", 4, ()), ("steps", 4, STEPS), ("9", 9, FEW))
+        for name, ranks, flags in (
+            ("4", 4, ()),
+            ("steps", 4, STEPS),
+            ("9", 9, FEW),
+            ("fast", 4, FAST),
+        )
     ),
     *(
         Program(
-            name=f"post-nodes-{ranks}",
+            name=f"post-nodes-{name}",
             sources=POST,
             variants=("plain", "tsan", "asan", "aarch64"),
             short=(str(ranks), "150", str(each)),
             long=(str(ranks), "10000", str(each)),
             slow=(str(ranks), "50", str(each)),
+            flags=flags,
         )
-        for ranks, each in ((4, 2), (7, 3))
+        for name, ranks, each, flags in (
+            ("4", 4, 2, ()),
+            ("7", 7, 3, ()),
+            ("fast", 7, 2, (*FAST, *STEPS, *FEW)),
+        )
     ),
     *(
         Program(
@@ -171,6 +182,47 @@ PROGRAMS = (
             # of what is reduced the wrong part is added
             ("apart", "ballot", "in->data + (from - in->from)", "in->data"),
         )
+    ),
+    *(
+        Program(
+            name=f"post-fast-{name}",
+            sources=POST,
+            variants=("plain",),
+            short=("4", "2000"),
+            long=("4", "2000"),
+            flags=FAST,
+            mutation=(*engine("check_mpi"), old, new),
+        )
+        for name, old, new in (
+            # goes on after a check from which some ranks have gone on
+            ("apart", "if (c->check == HD_CHECK_FAST && v[WENT] & v[STAYED])", "if (0)"),
+            # ends a check without a letter with its first round
+            ("long", "all->letter.kind != HD_NO_LETTER;", "1;"),
+        )
+    ),
+    Program(
+        name="post-fast-torn",
+        sources=POST,
+        variants=("plain",),
+        short=("4", "600", "2"),
+        long=("4", "20000", "2"),
+        flags=FAST,
+        # a speaker pauses while it reads the vote of a rank, which may give up meanwhile and write
+        # its next one
+        delay=(
+            *engine("caucus"),
+            "        hd_ballot_combine(next, into);\n",
+            "        extern int usleep(unsigned);\n"
+            "        static __thread unsigned votes;\n"
+            "        if (votes++ % 2 == 0) {\n"
+            "            usleep(1500);\n"
+            "            if (votes % 4 == 1)\n"
+            "                get_first(next, &seat_of(k, i)->first);\n"
+            "            hd_get_words(next->letter.data, seat_of(k, i)->first.letter.data,\n"
+            "                         hd_ballot_bytes(next) - offsetof(hd_first, letter.data));\n"
+            "        }\n"
+            "        hd_ballot_combine(next, into);\n",
+        ),
     ),
     Program(
         name="post-left",

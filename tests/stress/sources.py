@@ -42,6 +42,8 @@ STREAMED = ("-DHD_STREAM_LEAST=16384",)
 FEW = ("-DHD_POST_STAR=3",)
 #: Rounds go by steps of doubling already where there are few.
 STEPS = ("-DHD_ROUNDS_DIRECT=2",)
+#: A check with a letter has one round.
+FAST = ("-DLEVEL=HD_CHECK_FAST",)
 #: A deep tree of few members.
 DEEP = ("-DHD_ROLL_STAR=3", "-DHD_ROLL_ARITY=2")
 KERNELS = (

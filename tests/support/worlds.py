@@ -59,11 +59,11 @@ def start_with(monkeypatch, **variables: str | None) -> str:
     return said
 
 
-def between_nodes(timeout: timedelta | None = None) -> dist.ProcessGroup:
+def between_nodes(timeout: timedelta | None = None, check: str | None = None) -> dist.ProcessGroup:
     """Make a group of all ranks that thinks each of them is on a node of its own."""
     os.environ["HPCDIST_CHECK_TRANSPORT"] = "mpi"
     try:
-        return dist.new_group(timeout=timeout)
+        return dist.new_group(timeout=timeout, pg_options=dist.MPIOptions(check=check))
     finally:
         del os.environ["HPCDIST_CHECK_TRANSPORT"]
 

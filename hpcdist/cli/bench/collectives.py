@@ -15,6 +15,7 @@ operation, are left out, with a line that says so.
 
 and with --libraries
 
+  hpcdist-fast   with HPCDIST_CHECK=fast, which is another check between nodes
   hpcdist-async  with async_op=True, waited for at once: what is above hpcdist is the way to the
                  thread of the group's lane and back
   c-async        a loop in C over the nonblocking MPI call, waited for at once: the entry check

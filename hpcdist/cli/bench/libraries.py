@@ -72,6 +72,13 @@ class Unchecked(Hpcdist):
     check = 0
 
 
+class Fast(Hpcdist):
+    """hpcdist with ``HPCDIST_CHECK=fast``, which is another check between nodes alone."""
+
+    name = "hpcdist-fast"
+    check = 3
+
+
 class Async(Hpcdist):
     """hpcdist with ``async_op=True``, waited for at once: beside hpcdist it shows the handoff."""
 
@@ -321,7 +328,7 @@ class Gloo(Library):
 _GLOO = frozenset({"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 
 #: Measured only where they are asked for.
-ASKED_FOR: tuple[type[Library], ...] = (Async, CNonblocking)
+ASKED_FOR: tuple[type[Library], ...] = (Fast, Async, CNonblocking)
 
 #: In the order in which they are printed.
 LIBRARIES: tuple[type[Library], ...] = (

@@ -11,6 +11,7 @@ from .job import MpiJob
 _COLOURS = {
     "hpcdist": "#c0392b",
     "hpcdist-off": "#e59866",
+    "hpcdist-fast": "#d4ac0d",
     "hpcdist-async": "#8e44ad",
     "c": "#2c3e50",
     "c-async": "#85929e",

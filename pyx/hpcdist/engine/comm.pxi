@@ -30,7 +30,7 @@ cdef class Comm:
         timeout : float
             Seconds after which an operation gives up.
         check : int
-            Entry check: 0 off, 1 on, 2 full.
+            Entry check: 0 off, 1 on, 2 full, 3 fast.
         within : float, optional
             Seconds for all ranks to arrive; by default `timeout`.
 
@@ -192,13 +192,13 @@ cdef class Comm:
 
     @property
     def check(self):
-        """int: entry check level, 0 off, 1 on, 2 full; set the same on all ranks, between operations."""
+        """int: entry check level, 0 off, 1 on, 2 full, 3 fast; set the same on all ranks, between operations."""
         return self.c.check
 
     @check.setter
     def check(self, int value):
-        if value < 0 or value > 2:
-            raise ValueError("check is 0 (off), 1 (on) or 2 (full)")
+        if value < 0 or value > 3:
+            raise ValueError("check is 0 (off), 1 (on), 2 (full) or 3 (fast)")
         self.c.check = value
 
     @property

@@ -66,7 +66,7 @@ def run(folder: Path) -> None:
     redops = ["-O", "SUM", "avg", "PRODUCT", "MAX"]
     bench("ops.json", "json", "all_reduce", "reduce_scatter_tensor", "-e", "64", *redops, *small)
     bench("ints.json", "json", "reduce", "-e", "64", "-d", "int8", "bool", "-O", "BXOR", *small)
-    bench("async.json", "json", "all", "-e", "64", "-l", "hpcdist-async", *small)
+    bench("async.json", "json", "all", "-e", "64", "-l", "hpcdist-async", "hpcdist-fast", *small)
     plot = ["--plot", str(folder / "plot.svg")]
     bench("table.osu", "osu", "broadcast", "-b", "8", "-e", "512", "-f", "8", *plot, *small)
     bench("p2p.json", "json", "p2p", "-b", "8", "-e", "100K", "-f", "999", *small)

@@ -9,9 +9,11 @@
 
 static void combine_votes(const uint64_t *in, uint64_t *inout)
 {
-    for (int i = 0; i < VOTE; i++)
+    for (int i = 0; i < WENT; i++)
         if (in[i] > inout[i])
             inout[i] = in[i];
+    inout[WENT] |= in[WENT];
+    inout[STAYED] |= in[STAYED];
 }
 
 /* Writes a rank's part to where it belongs. Words that others `had` written there have parts of

@@ -6,9 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What the first round compares, and LATE: who was last in the check before. VOTE is their number.
- */
-enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, VOTE };
+/* What the first round compares; LATE: who was last in the check before; WHO: 1 + a rank that has
+ * not gone on from that one; WENT, STAYED: bits of the checks before, the last one first, from
+ * which a rank has gone on, and from which it has not. VOTE is their number. */
+enum { HASH, NOT_HASH, COUNT, NOT_COUNT, UNEVEN, POLLS, REFUSES, LATE, WHO, WENT, STAYED, VOTE };
 
 /* Bytes of data in a letter, at most; a multiple of 8. Only what is in use is sent and copied. How
  * long a call's letter may be depends on the call and the group (hd_carry.c), never on what the

@@ -7,7 +7,7 @@
 #include "hd_caucus.h"
 
 /* What one rank brings. It may write while the speaker still reads its vote of an earlier check:
- * then it has given that one up, and nobody uses what the speaker reads. */
+ * then it has given that one up, which the speaker sees after it has read. */
 typedef struct seat {
     uint64_t arrived; /* the check it has reached */
     uint32_t core;
@@ -106,6 +106,7 @@ static void get_first(hd_first *to, const hd_first *shared)
 void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine)
 {
     seat *s = seat_of(k, k->place);
+    __atomic_thread_fence(__ATOMIC_RELEASE); /* whoever sees this vote sees its earlier stand */
     if (!hd_caucus_speaks(k))
         put_first(&s->first, mine);
     __atomic_store_n(&s->core, hd_core(), __ATOMIC_RELAXED);
@@ -128,13 +129,15 @@ int hd_caucus_complete(const hd_caucus *k, uint64_t n)
 
 /* The speaker writes no vote into its own seat, so each is copied there first: a thread's stack may
  * have no room for one. */
-void hd_caucus_gather(const hd_caucus *k, hd_first *into)
+int hd_caucus_gather(hd_caucus *k, uint64_t n, hd_first *into)
 {
     hd_first *next = &seat_of(k, 0)->first;
     for (int i = 1; i < k->ranks; i++) {
         get_first(next, &seat_of(k, i)->first);
         hd_ballot_combine(next, into);
     }
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return !hd_caucus_given_up(k, n); /* whoever has written its next vote has given this one up */
 }
 
 /* ---- the verdict ---- */

@@ -48,8 +48,8 @@ void hd_caucus_cores(const hd_caucus *k, hd_waiter *w);
 
 /* For the speaker. Whether all ranks of the node have reached check n; then their votes. */
 int hd_caucus_complete(const hd_caucus *k, uint64_t n);
-void hd_caucus_gather(const hd_caucus *k, hd_first *into);
-int hd_caucus_speak(hd_caucus *k, uint64_t n); /* 0: the check was given up */
+int hd_caucus_gather(hd_caucus *k, uint64_t n, hd_first *into); /* 0: the check was given up */
+int hd_caucus_speak(hd_caucus *k, uint64_t n);                  /* 0: the check was given up */
 /* How the check ended for the node; NULL: not well. */
 void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome);
 

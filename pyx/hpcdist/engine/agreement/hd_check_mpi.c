@@ -22,6 +22,13 @@
  * The data of a short call travels with the first round, as a letter: a rank that goes on after the
  * second one has it already.
  *
+ * At level fast such a call ends with the first round. So a rank may give up a check from which
+ * others go on; in that call nobody can be let down by it, since its data has moved. Each ballot
+ * says from which of the checks before its rank has gone on. Where some have and some have not, no
+ * rank goes on, now or later: the program may be at different places on the ranks, and their next
+ * calls would be paired wrongly. Whatever has no letter, and a barrier, has two rounds: in those a
+ * rank that goes on needs all others.
+ *
  * A rank that refuses its own arguments, or cannot make the call, acts like one that gives up at
  * once, and its note contains the reason.
  *
@@ -55,6 +62,8 @@
 #include "hd_watchdog.h"
 
 #define GONE_S 0.2 /* seconds to wait for a note that a rank that has gone may have sent before */
+#define AWAY_NS 10000000 /* between two checks, after which a rank looks for notes first, */
+#define LOOK_NS 100000   /* for no longer than this */
 
 /* 1: the request has ended, or, where there is none, the round; 0: not yet; -1: MPI failed, and the
  * job with it. */
@@ -184,7 +193,10 @@ static int met(hd_comm *c, hd_job *j)
     if (p->caucus && !r->begun) {
         if (!hd_caucus_complete(p->caucus, p->now))
             return 0;
-        hd_caucus_gather(p->caucus, &r->first);
+        if (!hd_caucus_gather(p->caucus, p->now, &r->first)) {
+            r->first.vote[WENT] = r->first.vote[STAYED] = 0; /* they may be of the next check */
+            return ABANDONED;
+        }
     }
     return has_ended(c, j, HD_FIRST_ROUND, NULL);
 }
@@ -306,6 +318,37 @@ static int vote(hd_comm *c, hd_job *j)
     return HD_OK;
 }
 
+static int all_agree(const hd_job *j, const uint64_t *v)
+{
+    return v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT]);
+}
+
+static int are_uneven(const hd_job *j, const uint64_t *v)
+{
+    return j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
+}
+
+/* The first round was the last one: the same on all ranks that have seen it end. */
+static int is_short(const hd_comm *c, const hd_job *j)
+{
+    const hd_first *all = c->post->rounds.all;
+    return c->check == HD_CHECK_FAST && all_agree(j, all->vote) && !are_uneven(j, all->vote) &&
+           all->letter.kind != HD_NO_LETTER;
+}
+
+static int conclude_short(hd_comm *c, hd_job *j)
+{
+    hd_post *p = c->post;
+    if (p->caucus && hd_post_votes(p)) {
+        if (!hd_caucus_speak(p->caucus, p->now))
+            return hd_leave_following(c, j);
+        hd_caucus_conclude(p->caucus, p->now, p->rounds.all);
+    }
+    j->polls = p->rounds.all->vote[POLLS] != 0;
+    j->checked.carried = hd_letter_read(c, j, &p->rounds.all->letter);
+    return HD_OK;
+}
+
 /* From the end of the first round on no rank can give up, so a peer that dies or is stopped is left
  * to the watchdog. */
 static int conclude(hd_comm *c, hd_job *j)
@@ -318,8 +361,8 @@ static int conclude(hd_comm *c, hd_job *j)
     } else {
         r->seen = r->voted = 1; /* it has heard that all have */
     }
-    if (v[HASH] == ~v[NOT_HASH] && (j->pairwise || v[COUNT] == ~v[NOT_COUNT])) {
-        j->uneven = j->pairwise && (v[UNEVEN] || v[COUNT] != ~v[NOT_COUNT]);
+    if (all_agree(j, v)) {
+        j->uneven = are_uneven(j, v);
         j->polls = v[POLLS] != 0;
         j->checked.carried = !j->uneven && hd_letter_read(c, j, &r->all->letter);
         return HD_OK;
@@ -327,39 +370,92 @@ static int conclude(hd_comm *c, hd_job *j)
     return quote_all(c, j);
 }
 
-int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
+/* Writes this rank's ballot. */
+static void vote_first(hd_comm *c, const hd_job *j, uint64_t hash)
 {
     const uint64_t count = j->refusal.why ? 0 : (uint64_t)hd_agreed(j);
+    hd_rounds *r = &c->post->rounds;
+    /* a maximum over (x, ~x) tells whether all x are the same */
+    memcpy(r->first.vote,
+           (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
+                            !!j->refusal.why, lateness(c),
+                            r->stayed & 1 ? (uint64_t)c->rank + 1 : 0, r->went, r->stayed},
+           sizeof r->first.vote);
+    if (j->closing) /* a group comes to its end, whatever was before */
+        r->first.vote[WENT] = r->first.vote[STAYED] = 0;
+    hd_letter_write(c, j, &r->first.letter, r->needs);
+}
+
+/* At level fast a rank that comes late could go on alone from a check that others have given up, in
+ * time or while it was away. It looks for a thousandth of that time: MPI may bring a message only
+ * after the ones before, one at a look. */
+static int is_given_up(hd_comm *c)
+{
+    hd_post *p = c->post;
+    const int64_t now = hd_now(), away = now - p->left;
+    const int64_t until = now + (away / 1000 < LOOK_NS ? away / 1000 : LOOK_NS);
+    if (away > AWAY_NS)
+        do
+            hd_post_read(c);
+        while (!hd_post_abandoned(p) && hd_now() < until);
+    return hd_post_abandoned(p) && hd_leave_allowed(p);
+}
+
+static int check(hd_comm *c, hd_job *j, uint64_t hash)
+{
     hd_post *p = c->post;
     const int64_t waited = p->waited;
-    hd_first *first = &p->rounds.first;
+    const uint64_t *v;
     int code;
 
-    p->now++;
-    p->here.announced = 0;
-    hd_post_forget(p, p->now);
-    hd_rounds_enter(&p->rounds, p->now);
-    /* a maximum over (x, ~x) tells whether all x are the same */
-    memcpy(first->vote,
-           (uint64_t[VOTE]){hash, ~hash, count, ~count, (uint64_t)j->uneven, (uint64_t)j->polls,
-                            !!j->refusal.why, lateness(c)},
-           sizeof first->vote);
+    vote_first(c, j, hash);
     p->waited = 0;
-    hd_letter_write(c, j, &first->letter, p->rounds.needs);
     if (p->caucus)
-        hd_caucus_arrive(p->caucus, p->now, first);
+        hd_caucus_arrive(p->caucus, p->now, &p->rounds.first);
     if (j->refusal.why)
         return hd_leave_refusing(c, j);
     if (j->monitored)
         hd_post_tell(c, 1);
+    if ((c->check == HD_CHECK_FAST || p->apart[0]) && !j->closing && is_given_up(c))
+        return hd_leave_following(c, j);
     if ((code = first_round(c, j)))
         return code;
-    if (p->rounds.all->vote[REFUSES])
+    v = p->rounds.all->vote;
+    if (c->check == HD_CHECK_FAST && v[WENT] & v[STAYED]) {
+        hd_leave_together(c, v[WENT] & v[STAYED] & 1 ? (int)v[WHO] - 1 : -1);
+        return hd_leave_apart(c, j);
+    }
+    if (v[REFUSES])
         return hd_leave_following(c, j);
-    hd_votes_begin(c, j);
-    code = conclude(c, j);
-    hd_data_end(c);
+    if (is_short(c, j)) {
+        code = conclude_short(c, j);
+    } else {
+        hd_votes_begin(c, j);
+        code = conclude(c, j);
+        hd_data_end(c);
+    }
     if (code == HD_OK)
-        count_late(c, j, p->rounds.all->vote[LATE], waited);
+        count_late(c, j, v[LATE], waited);
+    return code;
+}
+
+int hd_check_mpi(hd_comm *c, hd_job *j, uint64_t hash)
+{
+    hd_post *p = c->post;
+    hd_rounds *r = &p->rounds;
+    const int fast = c->check == HD_CHECK_FAST;
+    int code;
+
+    p->now++;
+    p->here.announced = 0;
+    /* A rank that has gone on from the check before may yet hear that another one gave that up. */
+    hd_post_forget(p, p->now - (fast && r->went & 1));
+    hd_rounds_enter(r, p->now);
+    r->is_fast = fast;
+    code = check(c, j, hash);
+    r->went = r->went << 1 | !(code || j->refusal.why);
+    r->stayed = r->stayed << 1 | !(r->went & 1);
+    if (fast)
+        p->left = hd_now();
     return code;
 }

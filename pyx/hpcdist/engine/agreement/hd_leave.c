@@ -135,15 +135,74 @@ static int fail_if_lost(hd_comm *c, hd_job *j, const hd_post_heard *h)
     return hd_fail_if_gone(c, j, hd_post_arrived, c->post);
 }
 
+void hd_leave_together(hd_comm *c, int rank)
+{
+    hd_post *p = c->post;
+    char text[HD_DESC];
+    hd_text t;
+    hd_text_init(&t, text, sizeof text);
+    if (rank >= 0)
+        hd_say(&t, "rank %d gave up the call before", rank);
+    else
+        hd_say(&t, "a rank gave up an earlier call");
+    hd_post_part(p, HD_ERR_TIMEOUT, text);
+    if (p->caucus && hd_post_votes(p) && hd_caucus_speak(p->caucus, p->now))
+        hd_caucus_conclude(p->caucus, p->now, p->rounds.all);
+}
+
+int hd_leave_apart(hd_comm *c, hd_job *j)
+{
+    hd_post *p = c->post;
+    char buffer[HD_TEXT];
+    hd_text t;
+
+    hd_leave_behind(c);
+    hd_post_send(c, HD_POST_APART, p->apart_code, 0, p->apart);
+    hd_post_flush(c);
+    hd_note_site(j);
+    hd_text_init(&t, buffer, sizeof buffer);
+    hd_say(&t, "%s, from which other ranks have gone on (HPCDIST_CHECK=fast). So they are apart: ",
+           p->apart);
+    hd_say_call(&t, c, j);
+    hd_say(&t, " fails, as do all calls of this group from now on. ");
+    hd_say_outcome(&t, j, ". Make a new group of these ranks, or give the group check=\"on\".");
+    hd_fail(j, p->apart_code, "%s", buffer);
+    return j->code;
+}
+
+/* What has become of a call that has no outcome here. */
+static void say_rest(hd_text *t, const hd_comm *c, const hd_job *j)
+{
+    if (hd_post_may_be_short(c->post))
+        hd_say(t, "With HPCDIST_CHECK=fast another rank may have its result; then all later calls "
+                  "of this group fail. ");
+    hd_say_unharmed(t, c, j);
+}
+
+/* A rank has given up the check before, from which this one has gone on. */
+static void part_after(hd_post *p, const hd_post_note *was)
+{
+    char text[HD_DESC];
+    hd_text t;
+    hd_text_init(&t, text, sizeof text);
+    hd_say(&t, "rank %d gave up after %.3g s %s %s", was->by, was->after,
+           was->what == HD_POST_LOST ? "because" : "in", was->text);
+    hd_post_part(p, was->code, text);
+}
+
 int hd_leave_following(hd_comm *c, hd_job *j)
 {
     hd_post *p = c->post;
-    const hd_post_heard *h = hd_leave_reason(c, REASON_S);
+    const hd_post_heard *h = hd_leave_reason(c, p->apart[0] ? 0 : REASON_S);
     char buffer[HD_TEXT];
     hd_refused refused;
     int code = HD_ERR_TIMEOUT;
     hd_text t;
 
+    if (h && h->note.check < p->now && h->note.what != HD_POST_APART)
+        part_after(p, &h->note);
+    if (p->apart[0])
+        return hd_leave_apart(c, j);
     hd_leave_behind(c);
     hd_post_pass_on(c, h);
     if (fail_if_lost(c, j, h))
@@ -177,7 +236,7 @@ int hd_leave_following(hd_comm *c, hd_job *j)
     if (h && h->note.what == HD_POST_LOST) /* perhaps on another node, which is not seen here */
         hd_say_outcome(&t, j, ", and the group cannot be used any more.");
     else
-        hd_say_unharmed(&t, c, j);
+        say_rest(&t, c, j);
     hd_fail(j, code, "%s", buffer);
     return j->code;
 }
@@ -227,7 +286,7 @@ int hd_leave_late(hd_comm *c, hd_job *j, const hd_waiter *w)
         hd_hang_say_where(c->session, c->node_slot[r], &t);
     }
     hd_say(&t, "\n");
-    hd_say_unharmed(&t, c, j);
+    say_rest(&t, c, j);
     hd_fail(j, HD_ERR_TIMEOUT, "%s", buffer);
     hd_hang_report(c->session, buffer, 0);
     return j->code;

@@ -22,6 +22,10 @@ int hd_leave_lost(hd_comm *c, hd_job *j, int rank, enum hd_gone how, double afte
 int hd_leave_closed(hd_comm *c, hd_job *j, int rank, double after);
 int hd_leave_refusing(hd_comm *c, const hd_job *j);
 int hd_leave_late(hd_comm *c, hd_job *j, const hd_waiter *w); /* the time is over */
+/* All ranks see that the ranks are apart: that one gave up the check before (-1: an earlier one),
+ * from which others have gone on. */
+void hd_leave_together(hd_comm *c, int rank);
+int hd_leave_apart(hd_comm *c, hd_job *j); /* the ranks are apart, see hd_post_part() */
 /* Another rank has abandoned the check: reports which, as far as that is known. */
 int hd_leave_following(hd_comm *c, hd_job *j);
 /* Waits so long for a note that says why; NULL: there is none. */

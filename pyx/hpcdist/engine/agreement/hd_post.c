@@ -124,6 +124,16 @@ void hd_post_flush(hd_comm *c)
     }
 }
 
+void hd_post_part(hd_post *p, int code, const char *text)
+{
+    hd_text t;
+    if (p->apart[0])
+        return;
+    hd_text_init(&t, p->apart, sizeof p->apart);
+    hd_say(&t, "%s", text);
+    p->apart_code = code;
+}
+
 static int has_note(const hd_post *p, const hd_post_note *n)
 {
     for (const hd_post_heard *h = p->heard; h; h = h->next)
@@ -148,7 +158,9 @@ static int read_note(hd_post *p)
     }
     p->unread--;
     h->note.text[HD_DESC - 1] = 0;
-    if (h->note.check < p->now || has_note(p, &h->note)) {
+    if (h->note.what == HD_POST_APART)
+        hd_post_part(p, h->note.code, h->note.text);
+    if (h->note.check < p->oldest || has_note(p, &h->note)) {
         free(h);
     } else {
         h->next = p->heard;
@@ -187,6 +199,7 @@ void hd_post_read(hd_comm *c)
 
 void hd_post_forget(hd_post *p, uint64_t before)
 {
+    p->oldest = before;
     for (hd_post_heard **at = &p->heard; *at;) {
         hd_post_heard *h = *at;
         if (!before || h->note.check < before) {
@@ -201,13 +214,15 @@ void hd_post_forget(hd_post *p, uint64_t before)
 /* How much a note says of why the present check is abandoned. */
 static int worth_of(const hd_post *p, const hd_post_note *note)
 {
-    if (note->check != p->now)
+    if (note->check > p->now)
         return 0;
     if (note->what == HD_POST_REFUSED)
         return 5;
     if (!note->text[0])
         return 1;
-    return note->what == HD_POST_LOST ? 4 : note->what == HD_POST_GAVE_UP ? 3 : 2;
+    if (note->what == HD_POST_LOST)
+        return 4;
+    return note->what == HD_POST_GAVE_UP || note->what == HD_POST_APART ? 3 : 2;
 }
 
 const hd_post_heard *hd_post_reason(const hd_post *p)
@@ -227,7 +242,7 @@ const hd_post_heard *hd_post_reason(const hd_post *p)
 int hd_post_has(const hd_post *p, int rank)
 {
     for (const hd_post_heard *h = p->heard; h; h = h->next)
-        if (h->note.by == rank)
+        if (h->note.by == rank && h->note.check >= p->now)
             return 1;
     return 0;
 }
@@ -238,17 +253,24 @@ int hd_post_arrived(const void *post, int rank)
     return hd_here_has(&p->here, p->now, rank) || hd_post_has(p, rank);
 }
 
-/* A rank gave the check up or refused; or it is in a later check, which it cannot have reached
- * through an outcome of this one as long as this rank, or who speaks for it, has not said yes. */
+int hd_post_may_be_short(const hd_post *p)
+{
+    return p->rounds.is_fast && p->rounds.first.letter.kind != HD_NO_LETTER;
+}
+
+/* A rank gave the check up or refused, or the one before, from which this rank has gone on, or the
+ * ranks are apart; or it is in a later check, which it cannot have reached through an outcome of
+ * this one as long as this rank, or who speaks for it, has not said yes. */
 int hd_post_abandoned(const hd_post *p)
 {
+    const int open =
+        !(p->rounds.voted && p->rounds.seen) && !(p->caucus && hd_caucus_spoken(p->caucus, p->now));
     int later = hd_here_later(&p->here, p->now);
     if (hd_post_reason(p))
         return 1;
     for (const hd_post_heard *h = p->heard; h; h = h->next)
         later |= h->note.check > p->now;
-    return later && !(p->rounds.voted && p->rounds.seen) &&
-           !(p->caucus && hd_caucus_spoken(p->caucus, p->now));
+    return open && (p->apart[0] || (later && !hd_post_may_be_short(p)));
 }
 
 void hd_post_close_early(hd_comm *c)

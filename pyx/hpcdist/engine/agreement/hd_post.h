@@ -21,8 +21,8 @@
 #endif
 
 /* HD_POST_INTERRUPTED: a signal handler raised; HD_POST_LOST: a member has gone, and the text says
- * how. */
-enum { HD_POST_GAVE_UP = 1, HD_POST_INTERRUPTED, HD_POST_LOST, HD_POST_REFUSED };
+ * how; HD_POST_APART: a check has ended differently on the ranks, and the text says which. */
+enum { HD_POST_GAVE_UP = 1, HD_POST_INTERRUPTED, HD_POST_LOST, HD_POST_REFUSED, HD_POST_APART };
 
 typedef struct hd_post_note {
     int32_t what, code; /* code: the error code of the others' calls */
@@ -32,7 +32,7 @@ typedef struct hd_post_note {
     char text[HD_DESC]; /* empty: the author does not know why */
 } hd_post_note;
 
-/* A received note, of this check or a later one. */
+/* A received note, of this check, a later one, or one from which this rank has gone on. */
 typedef struct hd_post_heard {
     struct hd_post_heard *next;
     hd_post_note note;
@@ -43,6 +43,7 @@ typedef struct hd_post {
     hd_caucus *caucus; /* NULL: each rank takes part in the rounds itself */
     int64_t unread;    /* notes sent, less those received */
     uint64_t now;      /* the check this rank is in */
+    uint64_t oldest;   /* notes of earlier checks are dropped */
     hd_outbox sent;
     int stuck; /* when the last note was sent, an earlier one was still unsent */
     hd_post_heard *heard;
@@ -51,7 +52,11 @@ typedef struct hd_post {
     int *to, n_to;   /* the ranks that this one writes to */
     int passes_on;   /* these are not all others: notes have to be passed on */
     int64_t waited;  /* ns: in the first round of the last check */
-    int kept;        /* atomic: by the poller, see hd_unsent.h; and its list: */
+    int64_t left;    /* ns: the end of the last check, at level fast */
+    /* Which check has ended differently on the ranks, once one has: none succeeds any more. */
+    char apart[HD_DESC];
+    int apart_code;
+    int kept; /* atomic: by the poller, see hd_unsent.h; and its list: */
     struct hd_post *next;
     hd_rounds rounds; /* at the end: of its letter only what is used is touched */
 } hd_post;
@@ -93,7 +98,7 @@ void hd_post_pass_on(hd_comm *c, const hd_post_heard *h);
 /* Sends what is due about the ranks that are here; `announce`: this one is, from now on. */
 void hd_post_tell(hd_comm *c, int announce);
 void hd_post_read(hd_comm *c); /* receives all that is there */
-/* Drops the notes of checks before `before`; all notes if it is 0. */
+/* Drops the notes of checks before `before`, from now on too; all notes if it is 0. */
 void hd_post_forget(hd_post *p, uint64_t before);
 /* The note with the best reason why the present check is abandoned; NULL: none. */
 const hd_post_heard *hd_post_reason(const hd_post *p);
@@ -107,6 +112,10 @@ int hd_post_closed(const hd_comm *c, int rank);
 int hd_post_arrived(const void *post, int rank); /* the same, or it has said that it is there */
 int hd_post_abandoned(
     const hd_post *p); /* the present check is, whether there is a reason or not */
+/* Others may have gone on from the present check, which is over with its first round. */
+int hd_post_may_be_short(const hd_post *p);
+/* From now on no check succeeds: the text says why. */
+void hd_post_part(hd_post *p, int code, const char *text);
 /* The ranks that refused the present check for the same reason as that note. */
 void hd_post_refused(const hd_post *p, const hd_post_heard *like, hd_refused *out);
 

@@ -193,6 +193,13 @@ static int listen(hd_rounds *r, partner *p)
     return rc;
 }
 
+/* Whether a partner's ballot of that number may follow the one taken last: of a check that has one
+ * round there is no second, unless the partner has left it. */
+static int may_follow(uint64_t number, uint64_t taken)
+{
+    return number == taken + 1 || (number == taken + 2 && number % HD_ROUNDS == HD_FIRST_ROUND);
+}
+
 /* Receives up to the ballot of that number; *there: this rank has it. */
 static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
 {
@@ -207,13 +214,13 @@ static int hear(hd_rounds *r, partner *p, uint64_t number, int *there)
             return rc;
         r->unread--;
         MPI_Get_count(&status, MPI_BYTE, &bytes);
-        if (p->in->head.number != p->taken + 1 ||
+        if (!may_follow(p->in->head.number, p->taken) ||
             (size_t)bytes != part_of(bytes_of(p->in), p->have))
             return MPI_ERR_OTHER; /* MPI has lost one, or its sender could not send all of it */
         if ((p->have += PART) < bytes_of(p->in))
             continue;
         p->have = 0;
-        p->taken++;
+        p->taken = p->in->head.number;
     }
     *there = 1;
     return MPI_SUCCESS;
@@ -270,7 +277,7 @@ static int go_on_directly(hd_rounds *r, int *ended)
     int there, rc;
     *ended = 0;
     for (int i = 0; i < r->n && !r->said; i++)
-        if ((rc = listen(r, &r->partners[i])))
+        if (r->partners[i].taken < number_of(r) && (rc = listen(r, &r->partners[i])))
             return rc;
     if ((rc = say_rest(r)))
         return rc;
@@ -343,7 +350,8 @@ int hd_rounds_leave(hd_rounds *r, MPI_Comm mpi)
 
 int hd_rounds_tidy(hd_rounds *r)
 {
-    const uint64_t last = r->over ? UINT64_MAX : r->check * HD_ROUNDS + HD_SECOND_ROUND;
+    const enum hd_round due = r->is_fast ? HD_FIRST_ROUND : HD_SECOND_ROUND;
+    const uint64_t last = r->over ? UINT64_MAX : r->check * HD_ROUNDS + (uint64_t)due;
     int clean = hd_outbox_tidy(&r->late);
     for (partner *p = r->partners; p && p < r->partners + r->n; p++) {
         int there = 0, gone = 0;

@@ -14,8 +14,9 @@
  * are sent at once. A rank that leaves a check sends at once all that it has not sent yet, *void*:
  * a refusal in the first round, a no in the second. So a round ends for the others as if it had
  * stayed. What it leaves unread it takes in a later check, or at the end, and knows it by its
- * number. At the end also those of checks that it has never begun: MPI gives a freed communicator's
- * number, and what is unread there, to the next one.
+ * number. A check that ends with its first round has no ballots of the second one, but for those of
+ * ranks that leave it. At the end also those of checks that it has never begun: MPI gives a freed
+ * communicator's number, and what is unread there, to the next one.
  */
 #ifndef HD_ROUNDS_H
 #define HD_ROUNDS_H
@@ -47,13 +48,16 @@ typedef struct hd_rounds {
     int room;                    /* partners for which there is memory */
     uint64_t check;              /* the one that this rank is in, or was in last */
     enum hd_round round;
-    int heard, said;  /* partners, in this round */
-    int begun, voted; /* this rank takes part in the first round, in the second one */
-    uint64_t seen;    /* it has seen the first round end; after the second one: all have */
-    hd_outbox late;   /* ballots for partners that have not taken an earlier one */
-    int64_t unread;   /* messages sent, less those taken; over all ranks: what is unread */
-    int over;         /* this rank begins no check any more */
-    hd_first first;   /* what it contributes */
+    int heard, said;       /* partners, in this round */
+    int begun, voted;      /* this rank takes part in the first round, in the second one */
+    uint64_t seen;         /* it has seen the first round end; after the second one: all have */
+    hd_outbox late;        /* ballots for partners that have not taken an earlier one */
+    int64_t unread;        /* messages sent, less those taken; over all ranks: what is unread */
+    int over;              /* this rank begins no check any more */
+    uint64_t went, stayed; /* bits of the checks before, as in a vote */
+    int is_fast; /* checks may end with their first round: the second one's ballots may never come
+                  */
+    hd_first first; /* what it contributes */
     /* What all contribute, once the first round has ended, as far as it is needed here. */
     const hd_first *all;
     /* Among ranks that write to all others: which part of the letter each of them needs. */

@@ -80,6 +80,18 @@ typedef struct hd_grave {
     int64_t unread;      /* and the number of messages never received */
 } hd_grave;
 
+/* Levels of the entry check: docs/sharp-bits.md. */
+enum hd_check_level { HD_CHECK_OFF, HD_CHECK_ON, HD_CHECK_FULL, HD_CHECK_FAST };
+
+static inline const char *hd_level_name(uint64_t level)
+{
+    static const char *const names[] = {[HD_CHECK_OFF] = "off",
+                                        [HD_CHECK_ON] = "on",
+                                        [HD_CHECK_FULL] = "full",
+                                        [HD_CHECK_FAST] = "fast"};
+    return level <= HD_CHECK_FAST ? names[level] : "?";
+}
+
 struct hd_comm {
     MPI_Comm mpi;
     int rank, size;
@@ -88,7 +100,7 @@ struct hd_comm {
     uint16_t rec_group; /* its number in the flight recorder */
     uint8_t as_world;   /* its ranks have the numbers that they have in the world */
     double timeout;     /* seconds */
-    int check;          /* 0 off, 1 on, 2 full */
+    int check;          /* enum hd_check_level */
     int64_t chunk;      /* bytes of one piece of a long reduction */
     int tag_limit;      /* largest user tag */
     uint32_t seq;       /* collectives begun */

@@ -134,9 +134,9 @@ static void disagree(const hd_comm *c, uint64_t first, int wrong, uint64_t other
                  c->name, (int)(first >> SPARES_BIT), (int)(other >> SPARES_BIT), wrong);
     else
         snprintf(text, room,
-                 "group '%s': rank 0 has entry check level %d, rank %d has %d; give HPCDIST_CHECK "
+                 "group '%s': rank 0 has entry check level %s, rank %d has %s; give HPCDIST_CHECK "
                  "the same value on all ranks",
-                 c->name, (int)first & 255, wrong, (int)other & 255);
+                 c->name, hd_level_name(first & 255), wrong, hd_level_name(other & 255));
 }
 
 /* Exchanges which ranks share this node, and whether all use the same settings. Collective over the

@@ -233,7 +233,7 @@ void hd_exec(hd_comm *c, hd_job *j)
     } else if (!move(c, j)) {
         goto out;
     }
-    if (c->check >= 2 && c->size > 1 && !c->on_device && !check_result(c, j))
+    if (c->check == HD_CHECK_FULL && c->size > 1 && !c->on_device && !check_result(c, j))
         goto out;
     __atomic_store_n(&c->agreed, j->seq, __ATOMIC_RELAXED);
     if (nan.of && j->code == HD_OK)

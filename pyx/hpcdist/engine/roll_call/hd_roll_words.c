@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "hd_base.h"
+#include "hd_comm.h"
 #include "hd_outbox.h"
 #include "hd_roll_words.h"
 #include "hd_threads.h"
@@ -142,9 +143,10 @@ void hd_roll_explain(const hd_reason *reason, char *text, size_t room)
         return;
     case HD_ROLL_LEVELS:
         hd_say(&t,
-               "rank %d has entry check level %d, rank %d has %d; give HPCDIST_CHECK, or "
+               "rank %d has entry check level %s, rank %d has %s; give HPCDIST_CHECK, or "
                "MPIOptions(check=...), the same value on all ranks",
-               reason->than, reason->levels[0], reason->who, reason->levels[1]);
+               reason->than, hd_level_name((uint64_t)reason->levels[0]), reason->who,
+               hd_level_name((uint64_t)reason->levels[1]));
         return;
     }
     for (int i = 0; i < reason->missing && i < HD_ROLL_NAMED; i++) {
