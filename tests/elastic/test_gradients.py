@@ -109,7 +109,15 @@ def test_a_repeated_step_adds_to_what_it_added_to_before(kind, style, local, rng
         for _ in range(2):
             fails = {i: rng.choice(PLACES) for i in range(STEPS) if rng.random() < 0.4}
             found, _ = _train(_build(kind), style, lambda _, every=every: every, local, fails)
-            parallel_assert(found == wanted, f"every {every}, {fails}: {found} != {wanted}")
+            right = _are_same(found, wanted)
+            parallel_assert(right, f"every {every}, {fails}: {found} != {wanted}")
+
+
+def _are_same(found: list[float], wanted: list[float]) -> bool:
+    """Bit for bit; sums of more than two ranks depend on the buckets, which torch's DDP changes."""
+    if dist.get_world_size() <= 2:
+        return found == wanted
+    return torch.allclose(torch.tensor(found), torch.tensor(wanted), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["plain", "hpcdist", "torch"])
