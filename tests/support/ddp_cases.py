@@ -18,6 +18,19 @@ DDP = dist.DistributedDataParallel
 TorchDDP = nn.parallel.DistributedDataParallel
 
 
+class SpareNet(nn.Module):
+    """Three layers, of which a pass may leave out the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.last, self.spare = (nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, whole: bool = True) -> torch.Tensor:
+        y = self.last(torch.tanh(self.first(x)))
+        return self.spare(y) if whole else y
+
+
 def part_of(batch: Any, rank: int) -> Any:
     """One rank's part of a global batch."""
     if isinstance(batch, tuple):

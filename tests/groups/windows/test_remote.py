@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from at_once import at_once
 from breaking import interrupting
 from cases import Check, draw, poison, ring
 from patience import wait_for
@@ -126,12 +127,7 @@ def test_calls_in_all_directions_at_once(group: Any) -> None:
                 wrong.append(f"{to}, {n}: {out.min()}")
 
     threads = [threading.Thread(target=use, args=(thread,)) for thread in range(3)]
-    dist.barrier()
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    dist.barrier()
+    at_once(threads)
     want = sum((source + 1 + turn) % size == rank for source in range(size) for turn in range(40))
     parts = memory.view(3, 4_000)[:, 0].tolist()
     parallel_assert(not wrong and parts == [want] * 3, lambda: f"{wrong}, {parts}, not {want}")

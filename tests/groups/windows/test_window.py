@@ -9,6 +9,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
+from at_once import at_once
 from cases import MOVED, OPS, REDUCED, Check, draw, here, poison, promised, reference, ring
 from resources import held
 
@@ -131,12 +132,7 @@ def test_accumulates_through_two_windows_do_not_mix(group):
             wrong.append(repr(error))
 
     threads = [threading.Thread(target=add, args=(window,)) for window in (mapped, asked)]
-    dist.barrier()
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    dist.barrier()
+    at_once(threads)
     found = memory.unique().tolist() if rank == 0 else [2000 * size]
     parallel_assert(not wrong and found == [2000 * size], lambda: f"{wrong}, {found[:5]}")
 
@@ -344,12 +340,7 @@ def test_an_accumulate_waits_for_the_one_before(group):
     threads = [
         threading.Thread(target=window.accumulate, args=(torch.ones(1 << 20), 0)) for _ in range(4)
     ]
-    dist.barrier()
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    dist.barrier()
+    at_once(threads)
     parallel_assert(rank != 0 or bool((memory == 4 * size).all()))
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from ddp_cases import DDP, grads
+from ddp_cases import DDP, SpareNet, grads
 from torch import nn
 
 import hpcdist as dist
@@ -18,20 +18,9 @@ from hpcdist.testing import parallel_assert, parallel_raises
 pytestmark = pytest.mark.ranks
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.first, self.last, self.spare = (nn.Linear(2, 2) for _ in range(3))
-
-    def forward(self, x: torch.Tensor, whole: bool = True) -> torch.Tensor:
-        y = self.last(torch.tanh(self.first(x)))
-        return self.spare(y) if whole else y
-
-
 def delayed(everything: bool = False) -> DDP:
     """A module whose last layer's gradients wait for the first layer's; or all that DDP trains."""
-    net = Net()
+    net = SpareNet()
     names = ("last.", "spare.") if everything else ("last.",)
     if everything:
         DDP._set_params_and_buffers_to_ignore_for_model(net, ["first.weight", "first.bias"])
@@ -88,7 +77,7 @@ def a_gradient_by_itself_between(model: DDP) -> list[int]:
     ],
 )
 def test_each_backward_averages(use: Callable[[DDP], list[int]], everything: bool) -> None:
-    model, alone = delayed(everything), Net()
+    model, alone = delayed(everything), SpareNet()
     for _ in range(2):
         model.zero_grad()
         alone.zero_grad()
@@ -139,7 +128,7 @@ def test_an_exception_on_all_ranks_leaves_things_clean(where: str) -> None:
 @pytest.mark.parametrize("layer", ["spare", "last", "first"])
 def test_an_exception_on_one_rank_is_an_error_on_all_who_stay_in_step(layer: str) -> None:
     group = dist.new_group()
-    net = Net()
+    net = SpareNet()
     named = [(n, p) for n, p in net.named_parameters() if n.startswith(("last.", "spare.w"))]
     model = DDP(
         net,
@@ -195,7 +184,7 @@ def test_a_handlers_exception_in_the_forward_after() -> None:
 @pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
 def test_the_trigger_may_be_among_them(everything: bool) -> None:
     """Its own gradient is there when the reduction begins; also on top of an earlier one."""
-    net, alone = Net(), Net()
+    net, alone = SpareNet(), SpareNet()
     trigger = net.first.weight
     named = [(n, p) for n, p in net.named_parameters() if everything or p is trigger]
     if everything:  # those whose gradients come later than the trigger's cannot wait for it
@@ -263,7 +252,7 @@ def test_they_begin_after_the_buckets_on_every_rank(order: str) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_the_triggers_gradient_alone_on_one_rank() -> None:
     """A gradient by itself, for a log for example, begins nothing."""
-    model, alone = delayed(everything=True), Net()
+    model, alone = delayed(everything=True), SpareNet()
     loss = model(own(0)).sum()
     if dist.get_rank() == 0:
         torch.autograd.grad(loss, model.module.first.weight, retain_graph=True)
@@ -280,7 +269,7 @@ def test_the_triggers_gradient_alone_on_one_rank() -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_other_triggers() -> None:
-    net = Net()
+    net = SpareNet()
     layer = net.last if dist.get_rank() else net.first
     with parallel_raises(dist.DistMismatchError, match="param_to_hook_all_reduce"):
         DDP(
@@ -292,7 +281,7 @@ def test_ranks_with_other_triggers() -> None:
 
 @pytest.mark.parametrize("everything", [False, True], ids=["some", "all"])
 def test_hooks_on_gradients_run_before_the_average(everything: bool) -> None:
-    model, alone = delayed(everything), Net()
+    model, alone = delayed(everything), SpareNet()
     layers = ("last", "spare") if everything else ("first", "last", "spare")
     for step in range(2):
         for net in (model.module, alone):

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ddp_cases import DDP
-from torch import nn
+from ddp_cases import DDP, SpareNet
 
 import hpcdist as dist
 from hpcdist.parallel.comm_hooks import allreduce_hook
 from hpcdist.testing import parallel_assert
 
 pytestmark = pytest.mark.ranks
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.first, self.last, self.spare = (nn.Linear(2, 2) for _ in range(3))
-
-    def forward(self, x: torch.Tensor, whole: bool = True) -> torch.Tensor:
-        y = self.last(torch.tanh(self.first(x)))
-        return self.spare(y) if whole else y
 
 
 def own(number: int) -> torch.Tensor:
@@ -46,7 +34,7 @@ def test_an_exception_on_one_rank_leaves_the_ranks_in_step(find: bool, hook, man
     group = dist.new_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     for turn in range(6):
-        net = Net()
+        net = SpareNet()
         named = [(n, p) for n, p in net.named_parameters() if n.startswith(("first.", "last."))]
         model = DDP(
             net,
