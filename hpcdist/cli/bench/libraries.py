@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcdist import _bench
 from hpcdist._ops import ReduceOp
+from hpcdist.backends.mpi import LEVELS
 from hpcdist.collectives import all_to_all, barrier, broadcast, gather, p2p, reduce, scatter
 from hpcdist.groups import state as group
 from hpcdist.operations import OPERATIONS
@@ -24,7 +25,7 @@ class Hpcdist(Library):
     """hpcdist with the entry check, its default."""
 
     name = "hpcdist"
-    check = 1
+    check = LEVELS["on"]
 
     def call(self, case: Case) -> Call:
         op: tuple[Any, ...] = ()
@@ -69,14 +70,14 @@ class Unchecked(Hpcdist):
     """hpcdist with ``HPCDIST_CHECK=off``."""
 
     name = "hpcdist-off"
-    check = 0
+    check = LEVELS["off"]
 
 
 class Fast(Hpcdist):
     """hpcdist with ``HPCDIST_CHECK=fast``, which is another check between nodes alone."""
 
     name = "hpcdist-fast"
-    check = 3
+    check = LEVELS["fast"]
 
 
 class Async(Hpcdist):
