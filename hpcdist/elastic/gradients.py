@@ -74,7 +74,7 @@ class Gradients:
     def _learn(self, now: list[_Mark | None]) -> None:
         """A step has ended with these gradients; or they were put back, and nothing is new."""
         pairs = list(zip(self._last, now, strict=False))
-        # views of a bucket are made anew, and count their changes anew
+        # a bucket makes new views, whose counts of changes begin at zero
         stay = [_same(a, b) for a, b in pairs if a is not None and b is not None]
         changed = any(each._version != version for each, version in self._held)
         if not any(self._last) or (all(_untouched(*pair) for pair in pairs) and not changed):
