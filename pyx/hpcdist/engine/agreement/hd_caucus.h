@@ -46,10 +46,11 @@ void hd_caucus_arrive(hd_caucus *k, uint64_t n, const hd_first *mine);
 /* Lets a rank that listens see on which cores it and the speaker run. */
 void hd_caucus_cores(const hd_caucus *k, hd_waiter *w);
 
-/* For the speaker. Whether all ranks of the node have reached check n; then their votes. */
+/* For the speaker. Whether all ranks of the node have reached check n; then their votes; then a yes
+ * for all of them. The last two return 0 if the check was given up. */
 int hd_caucus_complete(const hd_caucus *k, uint64_t n);
-int hd_caucus_gather(hd_caucus *k, uint64_t n, hd_first *into); /* 0: the check was given up */
-int hd_caucus_speak(hd_caucus *k, uint64_t n);                  /* 0: the check was given up */
+int hd_caucus_gather(hd_caucus *k, uint64_t n, hd_first *into);
+int hd_caucus_speak(hd_caucus *k, uint64_t n);
 /* How the check ended for the node; NULL: not well. */
 void hd_caucus_conclude(hd_caucus *k, uint64_t n, const hd_first *outcome);
 

@@ -63,7 +63,8 @@
 
 #define GONE_S 0.2 /* seconds to wait for a note that a rank that has gone may have sent before */
 #define AWAY_NS 10000000 /* between two checks, after which a rank looks for notes first, */
-#define LOOK_NS 100000   /* for no longer than this */
+#define LOOK_NS 100000   /* for no longer than this, */
+#define LOOKS 8          /* but so many times at least: it may have been off its core */
 
 /* 1: the request has ended, or, where there is none, the round; 0: not yet; -1: MPI failed, and the
  * job with it. */
@@ -394,10 +395,11 @@ static int is_given_up(hd_comm *c)
     hd_post *p = c->post;
     const int64_t now = hd_now(), away = now - p->left;
     const int64_t until = now + (away / 1000 < LOOK_NS ? away / 1000 : LOOK_NS);
-    if (away > AWAY_NS)
-        do
-            hd_post_read(c);
-        while (!hd_post_abandoned(p) && hd_now() < until);
+    for (int looks = 0; away > AWAY_NS && !hd_post_abandoned(p); looks++) {
+        if (looks >= LOOKS && hd_now() >= until)
+            break;
+        hd_post_read(c);
+    }
     return hd_post_abandoned(p) && hd_leave_allowed(p);
 }
 
