@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
+from between_nodes import BETWEEN_NODES
 from messages import MESSAGES
-from sources import (
-    BASE,
-    CHECK,
-    FAST,
-    FEW,
-    KERNELS,
-    NODE,
-    P2P,
-    POST,
-    STEPS,
-    STREAMED,
-    WATCHDOG,
-    WINDOW,
-    engine,
-)
+from sources import BASE, CHECK, KERNELS, NODE, P2P, STREAMED, WATCHDOG, WINDOW, engine
 from variants import FLAGS, INCLUDES, ROOT, VARIANTS, Program
 
 __all__ = ["FLAGS", "INCLUDES", "PROGRAMS", "ROOT", "VARIANTS", "Program"]
@@ -97,142 +84,7 @@ PROGRAMS = (
         )
     ),
     *MESSAGES,
-    *(
-        Program(
-            name=f"post-{name}",
-            sources=POST,
-            variants=("plain", "tsan", "asan", "aarch64"),
-            short=(str(ranks), "150"),
-            long=(str(ranks), "10000"),
-            slow=(str(ranks), "50"),
-            flags=flags,
-        )
-        for name, ranks, flags in (
-            ("4", 4, ()),
-            ("steps", 4, STEPS),
-            ("9", 9, FEW),
-            ("fast", 4, FAST),
-        )
-    ),
-    *(
-        Program(
-            name=f"post-nodes-{name}",
-            sources=POST,
-            variants=("plain", "tsan", "asan", "aarch64"),
-            short=(str(ranks), "150", str(each)),
-            long=(str(ranks), "10000", str(each)),
-            slow=(str(ranks), "50", str(each)),
-            flags=flags,
-        )
-        for name, ranks, each, flags in (
-            ("4", 4, 2, ()),
-            ("7", 7, 3, ()),
-            ("fast", 7, 2, (*FAST, *STEPS, *FEW)),
-        )
-    ),
-    *(
-        Program(
-            name=f"post-nodes-{name}",
-            sources=POST,
-            variants=("plain",),
-            short=("4", "2000", "2"),
-            long=("4", "2000", "2"),
-            mutation=(*engine("caucus"), old, new),
-        )
-        for name, old, new in (
-            # says yes although ranks of the node may still give up
-            ("eager", "{ return stand(k, n, 1); }", "{ return (void)k, (void)n, 1; }"),
-            # gives up after that yes
-            ("hasty", "return now == stand_of(n, 1) ||", "return !n ||"),
-        )
-    ),
-    *(
-        Program(
-            name=f"post-{name}",
-            sources=POST,
-            variants=("plain",),
-            short=("4", "2000"),
-            long=("4", "2000"),
-            mutation=(*engine(file), old, new),
-        )
-        for name, file, old, new in (
-            ("once", "check_mpi", "if (!p->rounds.seen)", "if (0)"),
-            # the data is taken although a rank may still have given up
-            (
-                "early",
-                "check_mpi",
-                "    if (second_round(c, j, NULL)) {",
-                "    hd_letter_read(c, j, &p->rounds.all->letter);\n"
-                "    if (second_round(c, j, NULL)) {",
-            ),
-            # among a few, a no is not heard
-            (
-                "deaf",
-                "rounds",
-                "            r->seen = p->in->head.seen;",
-                "            r->seen = 1;",
-            ),
-            # a rank that has left says yes
-            ("yes", "rounds", "    r->seen = 0;\n    rc", "    r->seen = 1;\n    rc"),
-            # of a word that two ranks' parts share one remains
-            ("shared", "ballot", "        word |= other;\n", "        word = other;\n"),
-            # a node is sent less than the blocks of its ranks, or another node than the root's all
-            ("blocks", "carry", "block_at(j, s.last + 1)", "block_at(j, s.last)"),
-            ("root", "carry", "node_of(c, j->root) == node ?", "node == 0 ?"),
-            # of what is reduced the wrong part is added
-            ("apart", "ballot", "in->data + (from - in->from)", "in->data"),
-        )
-    ),
-    *(
-        Program(
-            name=f"post-fast-{name}",
-            sources=POST,
-            variants=("plain",),
-            short=("4", "2000"),
-            long=("4", "2000"),
-            flags=FAST,
-            mutation=(*engine("check_mpi"), old, new),
-        )
-        for name, old, new in (
-            # goes on after a check from which some ranks have gone on
-            ("apart", "if (c->check == HD_CHECK_FAST && v[WENT] & v[STAYED])", "if (0)"),
-            # ends a check without a letter with its first round
-            ("long", "all->letter.kind != HD_NO_LETTER;", "1;"),
-        )
-    ),
-    Program(
-        name="post-fast-torn",
-        sources=POST,
-        variants=("plain",),
-        short=("4", "600", "2"),
-        long=("4", "20000", "2"),
-        flags=FAST,
-        # a speaker pauses while it reads the vote of a rank, which may give up meanwhile and write
-        # its next one
-        delay=(
-            *engine("caucus"),
-            "        hd_ballot_combine(next, into);\n",
-            "        extern int usleep(unsigned);\n"
-            "        static __thread unsigned votes;\n"
-            "        if (votes++ % 2 == 0) {\n"
-            "            usleep(1500);\n"
-            "            if (votes % 4 == 1)\n"
-            "                get_first(next, &seat_of(k, i)->first);\n"
-            "            hd_get_words(next->letter.data, seat_of(k, i)->first.letter.data,\n"
-            "                         hd_ballot_bytes(next) - offsetof(hd_first, letter.data));\n"
-            "        }\n"
-            "        hd_ballot_combine(next, into);\n",
-        ),
-    ),
-    Program(
-        name="post-left",
-        sources=POST,
-        variants=("plain",),
-        short=("4", "50"),
-        long=("4", "50"),
-        # at its end a rank takes no ballots of checks that it has not begun
-        mutation=(*engine("rounds"), "r->over ? UINT64_MAX : ", ""),
-    ),
+    *BETWEEN_NODES,
     Program(
         name="lane",
         sources=(
