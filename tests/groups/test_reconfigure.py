@@ -28,6 +28,13 @@ OPERATIONS = [
     ("groups", "pairs", "objects"),
     ("barrier", "asynchronous", "groups"),
 ]
+ON_TWO_NODES = [("levels", "carried", "objects"), ("asynchronous", "library", "groups")]
+#: Where the ranks are.
+PLACES = {
+    "one": {},
+    "apart": {"HPCDIST_CHECK_TRANSPORT": "mpi"},
+    "two": {"HPCDIST_NODES": "2", "HPCDIST_TWO_LEVEL": "on"},
+}
 
 
 def crashed_in_open_mpi(text: str) -> bool:
@@ -39,15 +46,16 @@ def crashed_in_open_mpi(text: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10 if LONG else 1))
 @pytest.mark.parametrize(
-    ("names", "transport"),
-    [(OPERATIONS[i], "mpi" if i % 2 else "auto") for i in range(4)]
-    + [(OPERATIONS[i], "auto" if i % 2 else "mpi") for i in range(4 if LONG else 0)],
+    ("names", "place"),
+    [(OPERATIONS[i], "apart" if i % 2 else "one") for i in range(4)]
+    + [(OPERATIONS[i], "one" if i % 2 else "apart") for i in range(4 if LONG else 0)]
+    + [(names, "two") for names in (OPERATIONS if LONG else []) + ON_TWO_NODES],
     ids=lambda given: given if isinstance(given, str) else given[0],
 )
-def test_the_others_go_on_without_a_rank_that_dies(names, transport, seed, count):
+def test_the_others_go_on_without_a_rank_that_dies(names, place, seed, count):
     for attempt in range(3):
         chosen = str(seed + 1000 * attempt)
-        env = {**FT, "HPCDIST_CHECK_TRANSPORT": transport, "HPCDIST_TEST_SEED": chosen}
+        env = {**FT, **PLACES[place], "HPCDIST_TEST_SEED": chosen}
         ended = run_job(4, PROGRAM, *names, env=env, ft=True)
         assert not ended.orphans, (ended.orphans, ended.text)
         if not crashed_in_open_mpi(ended.text):

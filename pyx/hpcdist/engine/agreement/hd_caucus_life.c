@@ -39,7 +39,7 @@ static hd_caucus *caucus_of(const hd_comm *c)
     return NULL;
 }
 
-int hd_caucus_open(const hd_comm *c, hd_caucus **out)
+int hd_caucus_open(hd_comm *c, hd_caucus **out)
 {
     const int most = c->split->most, ranks = c->split->ranks;
     size_t room = hd_caucus_room(most), bytes = hd_caucus_bytes(ranks, room);

@@ -7,7 +7,7 @@
 
 /* Collective over the group, which is split. *out is NULL on all ranks where memory is missing.
  * Returns MPI's code. */
-int hd_caucus_open(const hd_comm *c, hd_caucus **out);
+int hd_caucus_open(hd_comm *c, hd_caucus **out);
 /* Gives the memory back when this rank has left; and later the rest. */
 void hd_caucus_close(hd_caucus *k);
 void hd_caucus_free(hd_caucus *k);

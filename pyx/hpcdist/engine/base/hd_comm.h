@@ -92,6 +92,9 @@ static inline const char *hd_level_name(uint64_t level)
     return level <= HD_CHECK_FAST ? names[level] : "?";
 }
 
+/* A rail, and the ranks of a node while they share memory out: see hd_split.h. */
+enum hd_part { HD_RAIL, HD_NODE, HD_PARTS };
+
 struct hd_comm {
     MPI_Comm mpi;
     int rank, size;
@@ -132,11 +135,13 @@ struct hd_comm {
     hd_desk *desk;        /* of the roll calls for groups of its members; NULL: none yet */
     struct hd_late *late; /* atomic: how long this rank waited for each member: see hd_late.c */
 
-    struct hd_node *node;     /* memory that the ranks of a node share: see hd_node.c */
-    int node_asked;           /* the members have tried to allocate it */
-    int64_t node_limit;       /* bytes it may take */
-    int two_level;            /* an enum hd_levels_setting, the same on all members */
-    hd_split *split;          /* the members by nodes: their communicators */
+    struct hd_node *node; /* memory that the ranks of a node share: see hd_node.c */
+    int node_asked;       /* the members have tried to allocate it */
+    int64_t node_limit;   /* bytes it may take */
+    int two_level;        /* an enum hd_levels_setting, the same on all members */
+    hd_split *split;      /* the members by nodes: their communicators */
+    /* Of some of its members, revoked with `mpi`; MPI_COMM_NULL: none. Under the session's mu. */
+    MPI_Comm parts[HD_PARTS];
     struct hd_levels *levels; /* their memory for that */
     int levels_asked;         /* the members have tried to allocate it */
     struct hd_block *blocks;  /* memory for tensors that the ranks of a node share: see hd_block.c;

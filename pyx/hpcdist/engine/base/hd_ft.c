@@ -274,10 +274,27 @@ void hd_ft_break(hd_session *s)
         return;
     __atomic_store_n(&s->broken, 1, __ATOMIC_RELEASE);
     pthread_mutex_lock(&s->mu);
-    for (hd_comm *c = s->comms; c; c = c->next)
-        if (!c->freed)
-            revoke(c->mpi);
+    for (hd_comm *c = s->comms; c; c = c->next) {
+        if (c->freed)
+            continue;
+        revoke(c->mpi);
+        for (int i = 0; i < HD_PARTS; i++)
+            if (c->parts[i] != MPI_COMM_NULL)
+                revoke(c->parts[i]);
+    }
     pthread_mutex_unlock(&s->mu);
+}
+
+void hd_ft_revoke_with(hd_comm *c, enum hd_part which, MPI_Comm part)
+{
+    hd_session *s = c->session;
+    if (!s->ft)
+        return;
+    pthread_mutex_lock(&s->mu);
+    c->parts[which] = part;
+    pthread_mutex_unlock(&s->mu);
+    if (hd_session_broken(s)) /* whoever broke it may not have seen the part */
+        hd_ft_break(s);
 }
 
 void hd_ft_lose(hd_session *s, int rank)
@@ -390,6 +407,10 @@ const char *hd_ft_missing(void)
 }
 void hd_ft_begin(hd_session *s) { s->ft = 0; }
 void hd_ft_break(hd_session *s) { (void)s; }
+void hd_ft_revoke_with(hd_comm *c, enum hd_part which, MPI_Comm part)
+{
+    (void)c, (void)which, (void)part;
+}
 void hd_ft_lose(hd_session *s, int rank) { (void)s, (void)rank; }
 void hd_ft_look(hd_session *s) { (void)s; }
 int hd_ft_pending(int error)

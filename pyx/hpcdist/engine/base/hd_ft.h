@@ -28,6 +28,9 @@ void hd_ft_committed(hd_session *s);
 /* Marks the session as broken, and lets MPI calls of its groups that wait return with an error, on
  * all ranks. May be repeated. */
 void hd_ft_break(hd_session *s);
+/* From now on `part` is revoked with the group; MPI_COMM_NULL: none any more. All ranks must have
+ * left the call that made it. */
+void hd_ft_revoke_with(hd_comm *c, enum hd_part which, MPI_Comm part);
 /* A rank of this node has broken the session: one that waits for it on a page does not see what MPI
  * does. */
 int hd_ft_told(const hd_session *s);

@@ -27,9 +27,11 @@
 #include "hd_base.h"
 #include "hd_comm.h"
 #include "hd_data.h"
+#include "hd_ft.h"
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_levels.h"
+#include "hd_making.h"
 #include "hd_report.h"
 #include "hd_split.h"
 #include "hd_status.h"
@@ -119,7 +121,7 @@ static int64_t piece_of(const hd_comm *c, const struct hd_levels *l)
     return piece < LEAST_SLICE * l->ranks ? 0 : piece < most ? piece : most;
 }
 
-static int share(const hd_comm *c, struct hd_levels *l)
+static int share(hd_comm *c, struct hd_levels *l)
 {
     void *at;
     int rc;
@@ -172,11 +174,16 @@ static struct hd_levels *levels_of(const hd_comm *c)
  * go on without it. */
 static int open_levels(hd_comm *c, hd_job *j)
 {
-    struct hd_levels *l = levels_of(c);
-    int64_t piece = l ? piece_of(c, l) : 0;
+    const int ft = hd_ft_on(c->session);
+    struct hd_levels *l;
+    int64_t piece;
     int rc;
 
+    if (ft && hd_making_begin(c->session))
+        return hd_fail_broken(c, j);
     c->levels_asked = 1;
+    l = levels_of(c);
+    piece = l ? piece_of(c, l) : 0;
     hd_mpi_lock(c->session);
     rc = MPI_Allreduce(MPI_IN_PLACE, &piece, 1, MPI_INT64_T, MPI_MIN, c->mpi);
     if (!rc && piece) {
@@ -185,7 +192,11 @@ static int open_levels(hd_comm *c, hd_job *j)
         c->levels = l->lines ? l : NULL;
     }
     hd_mpi_unlock(c->session);
-    if (!c->levels)
+    if (ft)
+        hd_making_end(c->session);
+    if (c->levels)
+        hd_ft_revoke_with(c, HD_RAIL, l->rail); /* whose making all have left */
+    else
         discard(l);
     return hd_mpi_failed(j, rc, "MPI_Allreduce");
 }

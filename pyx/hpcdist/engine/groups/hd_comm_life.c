@@ -204,10 +204,13 @@ static void inherit(hd_comm *c, const birth *b)
     c->rec_group = hd_rec_group(c, b->parent->as_world ? b->ranks : NULL);
 }
 
-/* What the ranks of a node share in a group between nodes. Returns MPI's code. */
+/* What the ranks of a node share in a group between nodes. Returns MPI's code. Where a spare may
+ * take the place of a rank of another node, sums must not depend on the nodes. */
 static int part(hd_comm *c)
 {
     int rc = MPI_SUCCESS;
+    if (hd_spares_wanted())
+        return rc;
     if (!checks_by_mpi() || (c->two_level && !c->one_node))
         rc = hd_split_open(c);
     if (!rc && c->split && !checks_by_mpi())
@@ -236,10 +239,10 @@ static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
     if (c->page)
         return HD_OK;
     code = hd_post_open(c, &rc);
-    if (code == HD_OK && !hd_ft_on(c->session) && (rc = part(c)))
-        return failed(b ? c->session : NULL, "MPI_Comm_split", c->name, rc, text, room);
-    if (code == HD_OK)
+    if (code == HD_OK && !(rc = part(c)))
         return HD_OK;
+    if (code == HD_OK)
+        return failed(b ? c->session : NULL, "MPI_Comm_split", c->name, rc, text, room);
     if (rc)
         return failed(b ? c->session : NULL, "MPI_Comm_dup", c->name, rc, text, room);
     snprintf(text, room, "no memory for a group of %d ranks", c->size);
@@ -265,6 +268,7 @@ static int open_comm(MPI_Comm from, hd_session *s, const birth *b, const char *n
     c->chunk = CHUNK;
     c->node_limit = NODE_LIMIT;
     c->mpi = from;
+    c->parts[HD_RAIL] = c->parts[HD_NODE] = MPI_COMM_NULL;
     if (!b)
         rc = MPI_Comm_dup(from, &c->mpi);
     if (s->remade && !b)

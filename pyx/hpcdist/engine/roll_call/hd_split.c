@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "hd_comm.h"
+#include "hd_ft.h"
 #include "hd_shared.h"
 #include "hd_split.h"
 
@@ -65,7 +66,7 @@ static int everywhere(const hd_comm *c, int ok, int *rc)
     return !*rc && ok;
 }
 
-int hd_split_share(const hd_comm *c, int can, size_t bytes, void **at)
+int hd_split_share(hd_comm *c, int can, size_t bytes, void **at)
 {
     MPI_Comm node = MPI_COMM_NULL;
     int rc = MPI_Comm_split(c->mpi, c->split->first, c->rank, &node), ok = can && !rc;
@@ -73,7 +74,9 @@ int hd_split_share(const hd_comm *c, int can, size_t bytes, void **at)
     *at = NULL;
     if (everywhere(c, ok, &rc)) {
         MPI_Comm_set_errhandler(node, MPI_ERRORS_RETURN);
+        hd_ft_revoke_with(c, HD_NODE, node);
         ok = hd_share(node, bytes, at) == MPI_SUCCESS && *at;
+        hd_ft_revoke_with(c, HD_NODE, MPI_COMM_NULL);
         ok = everywhere(c, ok, &rc);
         if (*at && ok) {
             madvise(*at, bytes, MADV_DONTFORK); /* a child that outlives the group would keep it */

@@ -26,6 +26,6 @@ void hd_split_free(hd_comm *c, int together);
 /* Memory that the members on a node share, zero at first. *at is NULL on all ranks where one of
  * them cannot use it, or where memory or a communicator is missing. Collective over the group;
  * returns MPI's code. */
-int hd_split_share(const hd_comm *c, int can, size_t bytes, void **at);
+int hd_split_share(hd_comm *c, int can, size_t bytes, void **at);
 
 #endif

@@ -163,6 +163,7 @@ int hd_fail_broken(hd_comm *c, hd_job *j)
 {
     char buffer[HD_TEXT];
     hd_text t;
+    (void)hd_ft_explains(c->session, MPI_SUCCESS); /* a rank of another node may have broken it */
     hd_note_site(j);
     hd_text_init(&t, buffer, sizeof buffer);
     hd_ft_say_why(c->session, &t);
