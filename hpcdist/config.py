@@ -300,10 +300,20 @@ _GENERAL_OPTIONS = (
         "Between nodes with several ranks, all_reduce, reduce, reduce_scatter, broadcast and "
         "all_gather go through the memory of each node first, so that each byte crosses the "
         "network once for a node: 'auto' from the sizes on from which that was measured to be no "
-        "slower than one call of MPI's after the entry check, 'on' from 32 KiB, 'off' never. Not "
-        "with HPCDIST_FT. Read by the native engine when the default group is made, or one of a "
-        "communicator; give it to all ranks.",
+        "slower than one call of MPI's after the entry check, 'on' from 32 KiB, 'off' never. Read "
+        "by the native engine when the default group is made, or one of a communicator; give it "
+        "to all ranks.",
         choices=("auto", "off", "on"),
+    ),
+    Option(
+        "deterministic",
+        "choice",
+        "off",
+        "What the bits of floating-point sums in host memory may not depend on, beyond what they "
+        "never do: 'layout' makes them the same wherever the ranks are, on one node or on many, "
+        "for the same inputs and number of ranks. Read by the native engine when the default "
+        "group is made, or one of a communicator; give it to all ranks.",
+        choices=("off", "layout"),
     ),
     Option(
         "nodes",

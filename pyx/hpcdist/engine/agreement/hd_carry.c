@@ -12,6 +12,7 @@
 #include "hd_carry.h"
 #include "hd_comm.h"
 #include "hd_kernels.h"
+#include "hd_ordered.h"
 #include "hd_page.h"
 #include "hd_page_pairs.h"
 #include "hd_post.h"
@@ -237,12 +238,19 @@ int hd_carries(const hd_comm *c, const hd_job *j, hd_carry *out)
 
 /* ---- between nodes: letters ---- */
 
+/* Whether each rank's contribution has a place of its own in the letter of all. Where the ranks'
+ * order counts, those that are combined do as well, and each rank combines them itself. */
+static int is_apart(const hd_comm *c, const hd_job *j)
+{
+    return forms[j->kind].apart || hd_ordered(c, j);
+}
+
 /* Bytes of a letter with the data of all ranks; 0: it cannot travel so. */
 static int64_t bytes_of_all(const hd_comm *c, const hd_job *j)
 {
     if (j->refusal.why || j->uneven || j->checked.checksum || !may_travel(c, j))
         return 0;
-    if (forms[j->kind].apart)
+    if (is_apart(c, j))
         return c->size > HD_LETTER ? 0 : contribution(c, j) * c->size;
     if (j->kind == HD_SCATTER) /* only the root has inputs */
         return (int64_t)bytes_of(j, j->out[0]) * c->size;
@@ -273,7 +281,8 @@ static int writes_to_all(const hd_comm *c) { return nodes_of(c) <= HD_ROUNDS_DIR
 static hd_span needed(const hd_comm *c, const hd_job *j, const hd_letter *l, int node)
 {
     const hd_span all = {0, (uint32_t)HD_LETTER_WORDS(l->bytes)}, nothing = {0, 0};
-    switch (writes_to_all(c) ? forms[j->kind].need : ALL_OF_IT) {
+    const int whole = !writes_to_all(c) || (hd_ordered(c, j) && j->kind == HD_REDUCE_SCATTER);
+    switch (whole ? ALL_OF_IT : forms[j->kind].need) {
     case THEIR_BLOCKS: return blocks_of(c, j, node);
     case ALL_AT_ROOT: return node_of(c, j->root) == node ? all : nothing;
     default: return all;
@@ -305,11 +314,11 @@ static void take_part(const hd_comm *c, const hd_job *j, size_t each, hd_letter 
     }
 }
 
-/* Contributions that are combined lie on each other, and so does a root's, which alone gives
- * something. */
+/* Contributions that are combined on the way lie on each other, and so does a root's, which alone
+ * gives something. */
 static size_t apart(const hd_comm *c, const hd_job *j)
 {
-    return forms[j->kind].apart ? (size_t)contribution(c, j) : 0;
+    return is_apart(c, j) ? (size_t)contribution(c, j) : 0;
 }
 
 void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to, hd_span *needs)
@@ -321,7 +330,7 @@ void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to, hd_span *
     memset(needs, 0, HD_ROUNDS_DIRECT * sizeof *needs);
     if (!bytes || bytes > (int64_t)most(c, j))
         return;
-    to->kind = j->redop >= 0 ? HD_REDUCED_LETTER : HD_JOINED_LETTER;
+    to->kind = j->redop >= 0 && !hd_ordered(c, j) ? HD_REDUCED_LETTER : HD_JOINED_LETTER;
     to->dtype = (uint8_t)j->dtype;
     to->redop = j->redop >= 0 ? (uint8_t)j->redop : 0;
     to->bytes = (uint32_t)bytes;
@@ -338,7 +347,10 @@ void hd_letter_write(const hd_comm *c, const hd_job *j, hd_letter *to, hd_span *
 
 int hd_letter_read(const hd_comm *c, const hd_job *j, const hd_letter *from)
 {
-    const hd_given all = {.at = from->data, .apart = apart(c, j), .skipped = from->from, .n = 1};
+    const hd_given all = {.at = from->data,
+                          .apart = apart(c, j),
+                          .skipped = from->from,
+                          .n = hd_ordered(c, j) ? c->size : 1};
     if (from->kind == HD_NO_LETTER)
         return 0;
     forms[j->kind].take(c, j, &all);

@@ -139,6 +139,7 @@ struct hd_comm {
     int node_asked;       /* the members have tried to allocate it */
     int64_t node_limit;   /* bytes it may take */
     int two_level;        /* an enum hd_levels_setting, the same on all members */
+    int ordered;          /* sums are the same wherever the members are: see hd_ordered.h */
     hd_split *split;      /* the members by nodes: their communicators */
     /* Of some of its members, revoked with `mpi`; MPI_COMM_NULL: none. Under the session's mu. */
     MPI_Comm parts[HD_PARTS];

@@ -20,6 +20,7 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_node.h"
+#include "hd_ordered.h"
 #include "hd_scale.h"
 #include "hd_types.h"
 
@@ -59,6 +60,8 @@ int hd_direct_finds(const hd_comm *c, const hd_job *j)
         return 1;
     }
     if ((j->kind != HD_REDUCE_SCATTER && j->kind != HD_ALL_GATHER) || j->listed)
+        return 0;
+    if (hd_ordered(c, j)) /* each rank begins with its own block */
         return 0;
     return hd_block_find(c, j->in[0].ptr, bytes_of(j, &j->in[0]), &place) &&
            !(j->kind == HD_ALL_GATHER && in_the_way(c, j));

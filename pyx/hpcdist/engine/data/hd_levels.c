@@ -32,6 +32,7 @@
 #include "hd_kernels.h"
 #include "hd_levels.h"
 #include "hd_making.h"
+#include "hd_ordered.h"
 #include "hd_report.h"
 #include "hd_split.h"
 #include "hd_status.h"
@@ -230,7 +231,7 @@ static int takes_blocks(const hd_comm *c, const hd_job *j)
 
 int hd_levels_takes(hd_comm *c, hd_job *j, int64_t n, int divided)
 {
-    if (!c->split || c->one_node || c->on_device ||
+    if (!c->split || c->one_node || c->on_device || hd_ordered(c, j) ||
         n < least(c, j) / (int64_t)hd_itemsize(j->dtype) ||
         (j->redop >= 0 && !hd_reduce_kernel(j->redop, j->dtype)))
         return 0;

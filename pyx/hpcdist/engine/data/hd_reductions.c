@@ -14,6 +14,7 @@
 #include "hd_levels_reductions.h"
 #include "hd_mpi_ops.h"
 #include "hd_node_reduce.h"
+#include "hd_ordered.h"
 #include "hd_reductions.h"
 #include "hd_ring.h"
 #include "hd_scale.h"
@@ -67,6 +68,12 @@ int hd_all_reduce(hd_comm *c, hd_job *j)
 
     if (takes)
         return takes < 0 ? j->code : HD_OK;
+    if (hd_ordered(c, j)) {
+        int code = HD_OK;
+        for (int i = 0; i < j->nout && !code; i++)
+            code = hd_ordered_all_reduce(c, j, source(j, i), j->out[i].ptr, j->out[i].n);
+        return code;
+    }
     if (j->polls && hd_ring_qualifies(c, j)) {
         for (int i = 0; i < j->nout; i++) {
             hd_scale_before(c, j, j->out[i].ptr, source(j, i), j->out[i].n);
@@ -131,6 +138,8 @@ int hd_reduce(hd_comm *c, hd_job *j)
     if (takes)
         return by_node ? hd_node_reduce(c, j, j->in[0].ptr, to, j->in[0].n)
                        : hd_levels_reduce(c, j);
+    if (hd_ordered(c, j))
+        return hd_ordered_reduce(c, j);
     return reduce_block(c, j, j->root, j->in[0].ptr, j->out[0].ptr, j->in[0].n);
 }
 
@@ -216,6 +225,7 @@ int hd_reduce_scatter(hd_comm *c, hd_job *j)
     if (out.n == 0 && !j->listed)
         return HD_OK;
     code = takes              ? hd_levels_reduce_scatter(c, j, to)
+           : hd_ordered(c, j) ? hd_ordered_reduce_scatter(c, j, to)
            : goes_whole(c, j) ? reduce_scatter_whole(c, j, j->in[0].ptr, to, out.n)
            : is_packed(c, j)  ? reduce_scatter_packed(c, j, to, out.n)
                               : reduce_scatter_by_block(c, j, to);
@@ -230,6 +240,8 @@ int64_t hd_reductions_stage(const hd_comm *c, const hd_job *j)
     int64_t most = 0;
     double factor;
 
+    if (hd_ordered(c, j))
+        return hd_ordered_stage(c, j);
     if (j->kind == HD_ALL_REDUCE)
         return hd_ring_qualifies(c, j) ? hd_ring_stage() : 0;
     if (j->kind != HD_REDUCE && j->kind != HD_REDUCE_SCATTER)

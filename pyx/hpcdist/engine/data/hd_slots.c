@@ -21,6 +21,7 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_node.h"
+#include "hd_ordered.h"
 #include "hd_scale.h"
 #include "hd_slots.h"
 #include "hd_stream.h"
@@ -291,8 +292,8 @@ static int64_t bytes_of(const hd_comm *c, const hd_job *j)
     const int n = reduces(j) ? j->nin : j->nout;
     int64_t sum = 0;
 
-    if (reduces(j) && !hd_reduce_kernel(j->redop, j->dtype))
-        return -1;
+    if (reduces(j) && (hd_ordered(c, j) || !hd_reduce_kernel(j->redop, j->dtype)))
+        return -1; /* each rank begins with its own block */
     if (!c->check && j->pairwise && (j->kind != HD_ALL_TO_ALL || j->listed))
         return -1;
     if (j->uneven)

@@ -18,6 +18,7 @@
 #include "hd_levels.h"
 #include "hd_making.h"
 #include "hd_node.h"
+#include "hd_ordered.h"
 #include "hd_page_life.h"
 #include "hd_poller.h"
 #include "hd_post.h"
@@ -27,6 +28,7 @@
 #include "hd_roll_words.h"
 #include "hd_session.h"
 #include "hd_session_life.h"
+#include "hd_settings.h"
 #include "hd_spares.h"
 #include "hd_split.h"
 #include "hd_status.h"
@@ -96,49 +98,6 @@ typedef struct birth {
     uint64_t uid;
 } birth;
 
-static int checks_by_mpi(void)
-{
-    const char *transport = getenv("HPCDIST_CHECK_TRANSPORT");
-    return transport && strcasecmp(transport, "mpi") == 0; /* config.py has refused other words */
-}
-
-/* Settings that all ranks must have alike, above the bits of the check level. */
-static const struct {
-    int bit;
-    const char *is;
-} settings[] = {
-    {8, "HPCDIST_FT is set"},
-    {9, "HPCDIST_CHECK_TRANSPORT is mpi"},
-    {10, "HPCDIST_TWO_LEVEL is 'on'"},
-    {11, "HPCDIST_TWO_LEVEL is 'auto'"},
-};
-#define SETTINGS (int)(sizeof settings / sizeof *settings)
-#define SPARES_BIT 32 /* above them: how many HPCDIST_SPARES says */
-
-/* Says in which setting a rank differs from rank 0. */
-static void disagree(const hd_comm *c, uint64_t first, int wrong, uint64_t other, char *text,
-                     size_t room)
-{
-    for (int i = 0; i < SETTINGS; i++) {
-        const int set = first >> settings[i].bit & 1;
-        if (set == (int)(other >> settings[i].bit & 1))
-            continue;
-        snprintf(text, room, "group '%s': %s on rank %d, and not on rank %d", c->name,
-                 settings[i].is, set ? 0 : wrong, set ? wrong : 0);
-        return;
-    }
-    if (first >> SPARES_BIT != other >> SPARES_BIT)
-        snprintf(text, room,
-                 "group '%s': HPCDIST_SPARES is %d on rank 0, and %d on rank %d; give it the same "
-                 "value on all ranks",
-                 c->name, (int)(first >> SPARES_BIT), (int)(other >> SPARES_BIT), wrong);
-    else
-        snprintf(text, room,
-                 "group '%s': rank 0 has entry check level %s, rank %d has %s; give HPCDIST_CHECK "
-                 "the same value on all ranks",
-                 c->name, hd_level_name(first & 255), wrong, hd_level_name(other & 255));
-}
-
 /* Exchanges which ranks share this node, and whether all use the same settings. Collective over the
  * new communicator. */
 static int meet(hd_comm *c, char *text, size_t room)
@@ -146,7 +105,6 @@ static int meet(hd_comm *c, char *text, size_t room)
     struct {
         uint64_t node, slot, uid, check, world;
     } mine, *all = malloc((size_t)c->size * sizeof *all);
-    const enum hd_levels_setting wanted = hd_levels_wanted();
     int slot, rc, wrong = -1;
 
     if (!all) {
@@ -156,11 +114,7 @@ static int meet(hd_comm *c, char *text, size_t room)
     mine.node = hd_session_node(c->session, &slot);
     mine.slot = (uint64_t)(int64_t)slot;
     mine.uid = hd_random64();
-    mine.check = (uint64_t)c->check | (uint64_t)hd_ft_on(c->session) << settings[0].bit |
-                 (uint64_t)checks_by_mpi() << settings[1].bit |
-                 (uint64_t)(wanted == HD_LEVELS_ON) << settings[2].bit |
-                 (uint64_t)(wanted == HD_LEVELS_AUTO) << settings[3].bit |
-                 (uint64_t)hd_spares_wanted() << SPARES_BIT;
+    mine.check = hd_settings_own(c);
     mine.world = (uint64_t)hd_session_rank(c->session);
     rc = MPI_Allgather(&mine, 5, MPI_UINT64_T, all, 5, MPI_UINT64_T, c->mpi);
     if (rc) {
@@ -176,11 +130,12 @@ static int meet(hd_comm *c, char *text, size_t room)
             wrong = r;
     }
     if (wrong >= 0) {
-        disagree(c, all[0].check, wrong, all[wrong].check, text, room);
+        hd_settings_disagree(c, all[0].check, wrong, all[wrong].check, text, room);
         free(all);
         return HD_ERR_MISMATCH;
     }
-    c->two_level = wanted;
+    c->two_level = hd_levels_wanted();
+    c->ordered = hd_ordered_wanted();
     c->as_world = 1;
     for (int r = 0; r < c->size; r++)
         c->as_world &= all[r].world == (uint64_t)r;
@@ -196,6 +151,7 @@ static void inherit(hd_comm *c, const birth *b)
 {
     c->uid = b->uid;
     c->two_level = b->parent->two_level;
+    c->ordered = b->parent->ordered;
     c->one_node = 1;
     for (int r = 0; r < c->size; r++) {
         c->node_slot[r] = b->parent->node_slot[b->ranks[r]];
@@ -209,11 +165,11 @@ static void inherit(hd_comm *c, const birth *b)
 static int part(hd_comm *c)
 {
     int rc = MPI_SUCCESS;
-    if (hd_spares_wanted())
+    if (hd_spares_wanted() && !c->ordered)
         return rc;
-    if (!checks_by_mpi() || (c->two_level && !c->one_node))
+    if (!hd_checks_by_mpi() || (c->two_level && !c->one_node))
         rc = hd_split_open(c);
-    if (!rc && c->split && !checks_by_mpi())
+    if (!rc && c->split && !hd_checks_by_mpi())
         rc = hd_caucus_open(c, &c->post->caucus);
     return rc;
 }
@@ -234,7 +190,7 @@ static int furnish(hd_comm *c, const birth *b, char *text, size_t room)
         return code;
     if (c->size == 1)
         return HD_OK;
-    if (c->one_node && !checks_by_mpi() && (rc = hd_page_open(c)))
+    if (c->one_node && !hd_checks_by_mpi() && (rc = hd_page_open(c)))
         return failed(b ? c->session : NULL, "MPI_Bcast", c->name, rc, text, room);
     if (c->page)
         return HD_OK;

@@ -15,6 +15,7 @@
 #include "hd_job.h"
 #include "hd_moves.h"
 #include "hd_nan.h"
+#include "hd_ordered.h"
 #include "hd_pairs.h"
 #include "hd_poller.h"
 #include "hd_recorder.h"
@@ -163,7 +164,7 @@ static int check_result(hd_comm *c, hd_job *j)
  * go through the memory of the group, which needs none. */
 static void reserve(hd_comm *c, hd_job *j)
 {
-    const int64_t reduced = c->page ? 0 : hd_reductions_stage(c, j);
+    const int64_t reduced = c->page && !hd_ordered(c, j) ? 0 : hd_reductions_stage(c, j);
     const int64_t moved = c->page ? 0 : hd_moves_stage(c, j);
     if (reduced + moved == 0 || hd_stage(c, j, reduced + moved))
         return;
