@@ -62,6 +62,21 @@ def test_it_ends_as_without_deaths(count):
 
 @only_ulfm
 @pytest.mark.slow
+@deadline(200, long=3600)
+def test_it_ends_so_where_a_spare_is_on_another_node(monkeypatch, count):
+    """The run without deaths has other ranks on its second node."""
+    for name in "NODES=2", "TWO_LEVEL=on", "DETERMINISTIC=layout":
+        monkeypatch.setenv(*f"HPCDIST_{name}".split("="))
+    rng = random.Random()
+    endings = [
+        train("adam", draw_with_spares(rng, 1, 2), limit=80, spares=2) for _ in range(size(1, 25))
+    ]
+    count(len(endings))
+    assert not differing_with_spares(endings, size(60, 600))
+
+
+@only_ulfm
+@pytest.mark.slow
 @pytest.mark.deadline(280)
 def test_a_former_spare_enters_the_loop_where_the_others_are():
     ended = run("calls,second")

@@ -12,7 +12,7 @@
 #include "hd_carry.h"
 #include "hd_comm.h"
 #include "hd_kernels.h"
-#include "hd_ordered.h"
+#include "hd_order.h"
 #include "hd_page.h"
 #include "hd_page_pairs.h"
 #include "hd_post.h"

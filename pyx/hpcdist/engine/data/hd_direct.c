@@ -20,7 +20,7 @@
 #include "hd_job.h"
 #include "hd_kernels.h"
 #include "hd_node.h"
-#include "hd_ordered.h"
+#include "hd_order.h"
 #include "hd_scale.h"
 #include "hd_types.h"
 

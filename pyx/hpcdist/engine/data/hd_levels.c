@@ -32,7 +32,7 @@
 #include "hd_kernels.h"
 #include "hd_levels.h"
 #include "hd_making.h"
-#include "hd_ordered.h"
+#include "hd_order.h"
 #include "hd_report.h"
 #include "hd_split.h"
 #include "hd_status.h"

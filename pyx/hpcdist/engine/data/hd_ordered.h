@@ -10,22 +10,11 @@
 
 #include <stdint.h>
 
-#include "hd_comm.h"
 #include "hd_job.h"
-#include "hd_types.h"
 
 int hd_ordered_wanted(void);
 
-/* Whether the order of this job's sums matters, and is that of the ranks. Two ranks have one order
- * only. */
-static inline int hd_ordered(const hd_comm *c, const hd_job *j)
-{
-    return c->ordered && c->size > 2 && !c->on_device && j->dtype >= HD_FLOAT16 &&
-           j->dtype <= HD_COMPLEX128 &&
-           (j->redop == HD_PREMUL_SUM || (j->redop >= HD_SUM && j->redop <= HD_PRODUCT));
-}
-
-/* For jobs that are ordered. Bytes of hd_stage(), the same on all ranks. */
+/* For jobs with an order: see hd_order.h. Bytes of hd_stage(), the same on all ranks. */
 int64_t hd_ordered_stage(const hd_comm *c, const hd_job *j);
 /* Of one tensor; `to` may be `from`. */
 int hd_ordered_all_reduce(hd_comm *c, hd_job *j, const char *from, char *to, int64_t n);

@@ -14,6 +14,7 @@
 #include "hd_levels_reductions.h"
 #include "hd_mpi_ops.h"
 #include "hd_node_reduce.h"
+#include "hd_order.h"
 #include "hd_ordered.h"
 #include "hd_reductions.h"
 #include "hd_ring.h"

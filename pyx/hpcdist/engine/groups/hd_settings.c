@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
+#include "hd_comm.h"
 #include "hd_ft.h"
 #include "hd_levels.h"
 #include "hd_ordered.h"

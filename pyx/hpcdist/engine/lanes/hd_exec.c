@@ -15,7 +15,7 @@
 #include "hd_job.h"
 #include "hd_moves.h"
 #include "hd_nan.h"
-#include "hd_ordered.h"
+#include "hd_order.h"
 #include "hd_pairs.h"
 #include "hd_poller.h"
 #include "hd_recorder.h"
