@@ -131,7 +131,7 @@ def all_reduce(comm: Carrier, tensor: torch.Tensor, op: Any, async_op: bool = Fa
         Sparse COO; its shape and its number of sparse dimensions are the same on all ranks, its
         entries need not be. Afterwards it is coalesced.
     op : ReduceOp
-        SUM or AVG.
+        SUM or AVG, in hpcdist's words or torch's.
     async_op : bool
         Must be false: there are two rounds, and nothing would begin the second.
 
@@ -139,17 +139,20 @@ def all_reduce(comm: Carrier, tensor: torch.Tensor, op: Any, async_op: bool = Fa
     ------
     ValueError
         If the operation is another, or `async_op` is true.
+    TypeError
+        If it is none.
     DistError
         If a rank does not take part, or has another shape, dtype or operation.
     """
     with refusing(agreeing(comm, tensor), "all_reduce"):
-        if op not in (ReduceOp.SUM, ReduceOp.AVG):
-            raise ValueError(f"all_reduce of a sparse tensor has SUM and AVG, not {op}")
+        how = ReduceOp(op)
+        if how not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ValueError(f"all_reduce of a sparse tensor has SUM and AVG, not {how}")
         if async_op:
             raise ValueError(
                 "all_reduce of a sparse tensor takes two rounds: async_op must be False"
             )
-    divisor = comm.size if op == ReduceOp.AVG else 1
+    divisor = comm.size if how == ReduceOp.AVG else 1
     with torch.no_grad(), refusing_parts(agreeing(comm, tensor), API, 3):
         with plain_floats():
             own = tensor.coalesce()

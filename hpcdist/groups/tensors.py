@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcdist._engine import Work, complex_among
+from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing
 from hpcdist.errors import was_told
@@ -25,7 +26,10 @@ def _as_reals(tensors: Tensors, op: Op) -> list[Any] | None:
 
     Return None if the views are not of one dtype, or the result would not be the same.
     """
-    if getattr(op, "name", "") not in ("SUM", "AVG", "PREMUL_SUM"):
+    try:
+        if ReduceOp(op).name not in ("SUM", "AVG", "PREMUL_SUM"):
+            return None
+    except TypeError:  # it is none: that was the error
         return None
     views: list[Any] = []
     try:

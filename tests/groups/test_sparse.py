@@ -85,3 +85,22 @@ def test_operations_that_differ_are_refused():
         all_reduce_sparse(torch.ones(3, 2 + odd), dist.group.WORLD)
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     parallel_assert(tensor.to_dense().tolist() == [1.0] * 3)
+
+
+def test_operations_in_torchs_words_and_as_names():
+    """Of sparse tensors, and of lists of complex and real ones, as of all others."""
+    size, theirs = here()[1], torch.distributed.ReduceOp
+    for name, result in (("SUM", float(size)), ("AVG", 1.0)):
+        for op in (getattr(theirs, name), name, name.lower()):
+            tensor, pair = torch.ones(3).to_sparse(), [torch.ones(2), torch.ones(2).cfloat()]
+            dist.all_reduce(tensor, op)
+            dist.all_reduce_coalesced(pair, op)
+            found = [tensor.to_dense(), *pair]
+            parallel_assert(all((each == result).all() for each in found), f"{op!r}: {found}")
+    with parallel_raises(ValueError, match="SUM and AVG, not ReduceOp.MAX"):
+        dist.all_reduce(tensor, theirs.MAX)
+    with parallel_raises(TypeError, match="not a reduce operation"):
+        dist.all_reduce(tensor, "MEDIAN")
+    with parallel_raises(TypeError, match="complex64"):
+        dist.all_reduce_coalesced(pair, "MEDIAN")
+    dist.barrier()
