@@ -45,8 +45,8 @@ def all_gather(
     Parameters
     ----------
     tensor_list : list of tensor
-        Destinations, one per rank of the group. Sizes may differ within the list: element i has the
-        size of rank i's tensor, on all ranks.
+        Destinations, one per rank of the group. They may differ within the list: element i has the
+        shape of rank i's tensor, on all ranks.
     tensor : torch.Tensor, numpy.ndarray or buffer
         What this rank sends.
     group : ProcessGroup, optional

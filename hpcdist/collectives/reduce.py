@@ -253,8 +253,8 @@ def reduce_scatter(
     output : torch.Tensor, numpy.ndarray or buffer
         Result of this rank: element ``rank`` of the reduced list.
     input_list : list of tensor
-        One per rank of the group. Sizes may differ within the list; element i has the same size on
-        all ranks, the size of rank i's output.
+        One per rank of the group. They may differ within the list; element i has the same shape on
+        all ranks, that of rank i's output.
     op, group, async_op
         As for :func:`all_reduce`.
 

@@ -95,7 +95,7 @@ cdef extern from "hd_job.h" nogil:
     ctypedef struct hd_seg:
         char* ptr
         int64_t n
-        uint64_t form, strides
+        uint64_t form
 
     enum:
         HD_REFUSED_RANKS

@@ -208,6 +208,37 @@ def test_tensors_whose_elements_lie_in_another_order():
     check.done()
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["all ranks", "one rank"])
+def test_tensors_of_another_shape_than_their_place(alone):
+    """As many elements, which would come out in other rows and columns."""
+    check, (rank, size) = Check(), here()
+    odd = not alone or rank == size - 1
+    tall = torch.arange(24.0).reshape(GOOD[::-1] if odd else GOOD)
+    each = [torch.zeros(GOOD) for _ in range(size)]
+    for label, call in {
+        "all_gather": lambda: dist.all_gather(each, tall),
+        "all_gather_coalesced": lambda: dist.all_gather_coalesced([[t] for t in each], [tall]),
+        "reduce_scatter": lambda: dist.reduce_scatter(tall, each),
+    }.items():
+        kind = ValueError if odd else dist.DistMismatchError
+        refused(check, label, call, kind, "different shapes")
+    for label, call in {
+        "gather": lambda: dist.gather(tall, each if rank == 0 else None, 0),
+        "scatter": lambda: dist.scatter(tall, each if rank == 0 else None, 0),
+        "all_to_all": lambda: dist.all_to_all([tall.clone() for _ in each], each),
+    }.items():
+        if size > 1:
+            refused(check, label, call, dist.DistMismatchError, "another shape")
+        else:
+            refused(check, label, call, ValueError, "different shapes")
+    check.that(not any(t.any() for t in each), "a tensor has changed")
+    found = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(found, torch.tensor(rank + 1.0))  # one number is the same in any shape
+    check.that([t.item() for t in found] == list(range(1, size + 1)), f"{found}")
+    in_step(check)
+    check.done()
+
+
 def bad_places(rank: int, size: int) -> list:
     """Ranks, roots and tags: label, call, the error and what it says."""
     t, huge = torch.zeros(4), dist.group.WORLD.carrier.size + 5

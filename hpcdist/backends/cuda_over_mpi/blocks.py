@@ -29,11 +29,12 @@ def _check(what: str, found: int, wanted: int, why: str) -> None:
         raise ValueError(f"{what} has {found} elements; it must have {wanted} ({why})")
 
 
-def _same_order(one: DeviceTensor, other: DeviceTensor, role: str, place: str) -> None:
-    if one.order != other.order:
+def _same_form(one: DeviceTensor, other: DeviceTensor, role: str, place: str) -> None:
+    if one.elements > 1 and (one.shape, one.order) != (other.shape, other.order):
         raise ValueError(
-            f"{role} and {place} have their elements in different orders in memory (strides), and "
-            f"nothing is copied silently: pass {role}.contiguous() and contiguous tensors"
+            f"{role} and {place} have different shapes, or their elements in different orders in "
+            f"memory (strides), and nothing is copied silently: pass tensors of one shape, "
+            f"{role}.contiguous() and contiguous tensors"
         )
 
 
@@ -100,7 +101,7 @@ class Blocks(Exchanges):
             found = [DeviceTensor.inspect(each, "tensor_list") for each in outputs]
             mine = found[self.rank]
             _check(f"tensor_list[{self.rank}]", mine.elements, own.elements, "as the input")
-            _same_order(own, mine, "tensor", f"tensor_list[{self.rank}]")
+            _same_form(own, mine, "tensor", f"tensor_list[{self.rank}]")
             outs.append(found)
         listed = [each for found in outs for each in found]
         one_dtype(api, [*owns, *listed])
@@ -161,7 +162,7 @@ class Blocks(Exchanges):
         out = DeviceTensor.inspect(output, "output")
         one_dtype("reduce_scatter", [out, *ins])
         _check("output", out.elements, ins[self.rank].elements, f"as input_list[{self.rank}]")
-        _same_order(out, ins[self.rank], "output", f"input_list[{self.rank}]")
+        _same_form(out, ins[self.rank], "output", f"input_list[{self.rank}]")
         tensors = [output, *inputs]
         return self._reduce_blocks("reduce_scatter", out, ins, None, tensors, op, async_op)
 
@@ -234,7 +235,7 @@ class Blocks(Exchanges):
         outs = [DeviceTensor.inspect(each, "gather_list") for each in listed]
         if outs:
             _check(f"gather_list[{root}]", outs[root].elements, own.elements, "as tensor")
-            _same_order(own, outs[root], "tensor", f"gather_list[{root}]")
+            _same_form(own, outs[root], "tensor", f"gather_list[{root}]")
         refuse_overlap(outs, "gather_list")
         ins, copies = separate([own], outs, {0: root})
 
@@ -257,7 +258,7 @@ class Blocks(Exchanges):
         ins = [DeviceTensor.inspect(each, "scatter_list", False) for each in listed]
         if ins:
             _check(f"scatter_list[{root}]", ins[root].elements, out.elements, "as tensor")
-            _same_order(out, ins[root], "tensor", f"scatter_list[{root}]")
+            _same_form(out, ins[root], "tensor", f"scatter_list[{root}]")
         ins, copies = separate(ins, [out], {root: 0})
 
         def call(comm: Comm, sent: list[Any], received: list[Any]) -> None:
@@ -276,7 +277,7 @@ class Blocks(Exchanges):
         ins = [DeviceTensor.inspect(each, "input_list", False) for each in inputs]
         refuse_overlap(outs, "output_list")
         rank, own = self.rank, {self.rank: self.rank}
-        _same_order(ins[rank], outs[rank], f"input_list[{rank}]", f"output_list[{rank}]")
+        _same_form(ins[rank], outs[rank], f"input_list[{rank}]", f"output_list[{rank}]")
         refuse_input_in_output(ins, outs, own, "input_list", "output_list")
         tensors = [*outputs, *inputs]
         exchange = Exchange("all_to_all", _all_to_all, ins, outs, tensors, outputs)

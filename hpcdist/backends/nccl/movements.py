@@ -12,7 +12,7 @@ from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 from .tensors import (
     check_contiguous,
     check_count,
-    check_order,
+    check_form,
     common_dtype,
     region,
     split_rows,
@@ -44,7 +44,7 @@ def gather_all(
         found = [region(each, f"{api}: output") for each in outputs]
         common_dtype(api, [own, *found], "outputs and input")
         check_count(api, found[rank].elements, own.elements, "this rank's output")
-        check_order(api, own, found[rank], "input and this rank's output")
+        check_form(api, own, found[rank], "input and this rank's output")
         outs.append(found)
     written = [out for found in outs for out in found]
     refuse_overlap(written, "output")
@@ -135,7 +135,7 @@ def exchange(
     for gives, takes in own.items():
         if gives < len(ins) and takes < len(outs):
             check_count(api, outs[takes].elements, ins[gives].elements, "this rank's own output")
-            check_order(api, ins[gives], outs[takes], "this rank's own input and output")
+            check_form(api, ins[gives], outs[takes], "this rank's own input and output")
     kind, lanes = _nccl.movement(dtype)
 
     def enqueue(comm: Communicator, stream: int) -> None:

@@ -9,7 +9,7 @@ from hpcdist._nccl import Communicator, StreamQueue
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.aliasing import refuse_input_in_output, refuse_overlap
 
-from .tensors import check_count, check_order, common_dtype, region
+from .tensors import check_count, check_form, common_dtype, region
 
 
 def _translate(comm: Communicator, dtype: int, op: ReduceOp) -> tuple[int, int, int]:
@@ -61,7 +61,7 @@ def reduce_scatter(
     ins = [region(each, f"{api}: input", False) for each in inputs]
     dtype = common_dtype(api, [out, *ins], "output and inputs")
     check_count(api, out.elements, ins[rank].elements, "output")
-    check_order(api, out, ins[rank], "output and this rank's input")
+    check_form(api, out, ins[rank], "output and this rank's input")
     refuse_input_in_output(ins, [out], {rank: 0}, "input_list", "output")
     _nccl.reduction(dtype, op.code)
 

@@ -59,12 +59,12 @@ def check_count(api: str, found: int, wanted: int, what: str) -> None:
         raise ValueError(f"{api}: {what} has {found} elements, and needs {wanted}")
 
 
-def check_order(api: str, one: Region, other: Region, what: str) -> None:
+def check_form(api: str, one: Region, other: Region, what: str) -> None:
     """Raise if bytes that are moved from one to the other would be those of other elements."""
-    if one.strides != other.strides:
+    if one.elements > 1 and one.form != other.form:
         raise ValueError(
-            f"{api}: {what} have their elements in different orders in memory (strides), and "
-            "nothing is copied silently: pass contiguous tensors"
+            f"{api}: {what} have different shapes, or their elements in different orders in memory "
+            "(strides), and nothing is copied silently: pass contiguous tensors of one shape"
         )
 
 

@@ -101,7 +101,7 @@ cdef object reduce_list(Comm comm, Api api, object output, object inputs, object
         own = &j.in_[comm.c.rank]
         if own.n != b.n:
             raise ValueError(f"output has {b.n} elements, but input_list[{comm.c.rank}] has {own.n}")
-        same_order(b.strides, own.strides, "output", "input_list", comm.c.rank)
+        same_form(b.n, form_of(&b), own.form, "output", "input_list", comm.c.rank)
         reduces(&j, as_reduce_op(op))
         writes(&j, &b)
         scratch_for_result(&j)
@@ -189,7 +189,7 @@ cdef object gather_lists(Comm comm, Api api, object outputs, object tensors, bin
                 raise ValueError(
                     f"tensor has {j.in_[i].n} elements, but its place tensor_list[{comm.c.rank}] has {mine.n}"
                 )
-            same_order(j.in_[i].strides, mine.strides, "tensor", "tensor_list", comm.c.rank)
+            same_form(mine.n, j.in_[i].form, mine.form, "tensor", "tensor_list", comm.c.rank)
         j.nin = n
         j.nout = n * size
         if comm.c.on_device:
@@ -239,7 +239,7 @@ cdef object exchange_lists(Comm comm, Api api, object outputs, object inputs, ob
                     f"input_list[{r}], which stays here, has {j.in_[r].n} elements, but output_list[{r}] has "
                     f"{j.out[r].n}"
                 )
-            same_order(j.in_[r].strides, j.out[r].strides, "this rank's tensor of input_list", "output_list", r)
+            same_form(j.in_[r].n, j.in_[r].form, j.out[r].form, "this rank's tensor of input_list", "output_list", r)
         own.step = comm.c.size + 1
         own.first, own.exact = r - r * own.step, True  # none for the other inputs
         input_outside_output(&j, j.out, j.nout, own, "input_list", "output_list")

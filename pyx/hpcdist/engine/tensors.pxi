@@ -18,7 +18,6 @@ cdef object collect(hd_job* j, list tensors, hd_seg* list, bint writable, str ro
         list[i].ptr = b.ptr
         list[i].n = b.n
         list[i].form = form_of(&b)
-        list[i].strides = b.strides
         h = hd_mix(hd_mix(h, b.shape), b.strides)
     j.layout = h
     if writable:
@@ -84,11 +83,13 @@ cdef int contiguous(hd_buf* b, str role) except -1:
     return 0
 
 
-cdef int same_order(uint64_t one, uint64_t other, str role, str places, int place) except -1:
-    if one != other:
+cdef int same_form(int64_t n, uint64_t one, uint64_t other, str role, str places, int place) except -1:
+    """Of two tensors of n elements; a single one is the same number in any shape."""
+    if n > 1 and one != other:
         raise ValueError(
-            f"{role} and {places}[{place}] have their elements in different orders in memory (strides), and nothing is "
-            f"copied silently: pass {role}.contiguous() and contiguous {places}"
+            f"{role} and {places}[{place}] have different shapes, or their elements in different orders in memory "
+            f"(strides), and nothing is copied silently: pass tensors of one shape, {role}.contiguous() and contiguous "
+            f"{places}"
         )
     return 0
 
@@ -155,7 +156,7 @@ cdef object root_list(Comm comm, hd_job* j, hd_buf* b, object items, int root, s
     if list[root].n != b.n:
         raise ValueError(f"{name}[{root}] has {list[root].n} elements, tensor has {b.n}")
     if unverified(comm):
-        same_order(b.strides, list[root].strides, "tensor", name, root)
+        same_form(b.n, form_of(b), list[root].form, "tensor", name, root)
     for r in range(comm.c.size):
         j.uneven |= list[r].n != b.n or list[r].form != form_of(b)
     return keep

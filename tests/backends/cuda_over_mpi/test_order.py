@@ -59,6 +59,12 @@ def test_blocks_in_another_order(elsewhere):
         ins[rank] = outs[rank].clone()
     with parallel_raises(mismatch if elsewhere else ValueError, match=match):
         dist.all_to_all(outs, ins)
+    if not elsewhere:
+        tall = outs[rank].reshape(3, 2)
+        with parallel_raises(ValueError, match="different shapes"):
+            dist.all_gather(outs, tall)
+        with parallel_raises(ValueError, match="different shapes"):
+            dist.reduce_scatter(tall, outs)
     # one order for both is right
     turned = blocks("turned")
     dist.all_to_all(outs := blocks("turned"), [turned[rank] + r for r in range(size)])

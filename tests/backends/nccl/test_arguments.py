@@ -80,6 +80,10 @@ def test_blocks_in_another_order():
     ):
         with parallel_raises(ValueError, match="different orders in memory"):
             call()
+    tall = plain().reshape(3, 2 * size)
+    for call in (lambda: dist.all_gather(outs, tall), lambda: dist.reduce_scatter(tall, outs)):
+        with parallel_raises(ValueError, match="different shapes"):
+            call()
     if rank == 0:  # alone: the others would not hear of it
         with pytest.raises(ValueError, match="different orders in memory"):
             dist.gather(turned, outs, 0)

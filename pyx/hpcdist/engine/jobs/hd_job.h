@@ -36,7 +36,6 @@ typedef struct hd_seg {
     char *ptr;
     int64_t n;     /* elements */
     uint64_t form; /* shape and strides; 0: nothing there, matches everything */
-    uint64_t strides;
 } hd_seg;
 
 /* Ranks that could not make a call, in order, and their common reason. */
