@@ -171,9 +171,11 @@ cdef bint is_numpy(object tp):
 cdef object fill_protocol(object obj, hd_buf* b, bint writable, str role):
     cdef Py_buffer view
     cdef int rc
-    keep = obj if is_numpy(type(obj)) else memoryview(obj)  # a view blocks resizing, as of a bytearray
     try:
-        PyObject_GetBuffer(obj, &view, PyBUF_STRIDES | PyBUF_FORMAT)
+        # A view blocks resizing, as of a bytearray. An object may make other memory each time it is asked: the view
+        # that is kept is the one that is used.
+        keep = obj if is_numpy(type(obj)) else memoryview(obj)
+        PyObject_GetBuffer(keep, &view, PyBUF_STRIDES | PyBUF_FORMAT)
     except (BufferError, ValueError) as err:
         dtype = getattr(obj, "dtype", None)
         raise TypeError(

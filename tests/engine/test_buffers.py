@@ -5,10 +5,11 @@ import ctypes
 import os
 from datetime import timedelta
 
+import exporters
 import numpy as np
 import pytest
 import torch
-from cases import MOVED, Check, draw, here, poison
+from cases import MOVED, Check, draw, finish, here, poison
 
 import hpcdist as dist
 from hpcdist.testing import parallel_assert, parallel_raises
@@ -195,6 +196,20 @@ def test_python_buffers():
     half = np.full(3, rank, np.float16)
     dist.all_reduce(half)
     check.that(half.tolist() == [sum(range(size))] * 3, "float16")
+    check.done()
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+def test_a_buffer_that_is_made_anew_each_time(async_op):
+    """The memory of one was kept, that of another was sent."""
+    check, (rank, size) = Check(), here()
+    source = exporters.exporter()
+    for _ in range(3):
+        before = len(exporters.made)
+        out = np.zeros((size, exporters.BYTES), np.uint8)
+        finish(dist.all_gather_into_tensor(out, source, async_op=async_op), async_op)
+        new = exporters.made[before:]
+        check.that(len(new) == 1 and (out[rank] == new[0]).all(), f"{new}: {np.unique(out[rank])}")
     check.done()
 
 
