@@ -290,6 +290,8 @@ def bad_lists(rank: int, size: int) -> list:
             torch.zeros(size), torch.zeros(size), [1] * (size + 1)), V, "entries"),
         ("splits add up", lambda: dist.all_to_all_single(
             torch.zeros(size), torch.zeros(size), [2] * size), V, "add up"),
+        ("splits beyond 64 bits", lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(
+            size), ([2**63 - 1, 2**63 - 1, size + 2] + [0] * size)[:size]), V, "add up"),
         ("splits as floats", lambda: dist.all_to_all_single(
             torch.zeros(size), torch.zeros(size), [1.5] * size), T, "whole numbers"),
     ]  # fmt: skip

@@ -200,6 +200,10 @@ cdef int split(Comm comm, hd_buf* b, object splits, hd_seg* list, str role) exce
         n = rows // size if splits is None else whole(splits[r], role)
         if n < 0:
             raise ValueError(f"{role}_split_sizes has a negative entry: {n}")
+        if n > rows:  # a sum of such entries may come out right, modulo 2^64
+            raise ValueError(
+                f"{role}_split_sizes add up to more than {role}'s first dimension, {rows}: one entry is {n}"
+            )
         list[r].ptr = b.ptr + at * row * <int64_t> hd_itemsize(b.dtype)
         list[r].n = n * row
         at += n
