@@ -34,6 +34,11 @@ class JoinHook:
     Source: ``torch.distributed.algorithms.join.JoinHook``.
     """
 
+    # Whether the step that `main_hook` shadowed last averaged gradients; None: it averages none.
+    _averaged: bool | None = None
+    # Whether those that train leave out this one's step if none before it averages.
+    _follows_averages = False
+
     def main_hook(self) -> None:
         """Shadow the collectives of one training step; called while any rank still trains.
 
@@ -226,8 +231,7 @@ class Join:
                     f"rank {self._rank()} exhausted all inputs while {training} of "
                     f"{self._group.size()} ranks have more, and throw_on_early_termination is set"
                 )
-            for hook in self._hooks:
-                hook.main_hook()
+            self._shadow()
             shadowed += 1
             if shadowed == _MANY:
                 warnings.warn(
@@ -237,6 +241,16 @@ class Join:
                 )
         for hook in self._hooks:
             hook.post_hook(is_last_joiner=shadowed == 0)
+
+    def _shadow(self) -> None:
+        """Run the hooks of one step: an optimizer does not step under ``no_sync``."""
+        averaged: list[bool] = []
+        for hook in self._hooks:
+            if averaged and not any(averaged) and getattr(hook, "_follows_averages", False):
+                continue
+            hook.main_hook()
+            done = getattr(hook, "_averaged", None)
+            averaged += [] if done is None else [done]
 
     def _rank(self) -> int:
         return int(self._group.members.ranks[self._group.rank()])

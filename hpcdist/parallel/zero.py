@@ -33,6 +33,8 @@ _OWN = ("params", "param_names")
 class _Hook(JoinHook):
     """Step on a rank without inputs: DDP's hook has put the others' gradients in place."""
 
+    _follows_averages = True
+
     def __init__(self, zero: ZeroRedundancyOptimizer) -> None:
         self._zero = zero
 

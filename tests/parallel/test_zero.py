@@ -224,9 +224,10 @@ def test_join_with_uneven_inputs():
     parallel_assert(model.weight.eq(1 - 0.25 * longest).all(), lambda: f"{model.weight}")
 
 
+@pytest.mark.parametrize("accumulates", [False, True], ids=["each", "no_sync"])
 @pytest.mark.parametrize("as_view", [False, True], ids=["packed", "views"])
 @pytest.mark.mpi(min_size=2)
-def test_join_of_ddp_and_zero_together(as_view):
+def test_join_of_ddp_and_zero_together(as_view, accumulates):
     """As DDP.join with the undivided optimizer."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     own = [torch.randn(3, 1, 8, 8, generator=generator) for _ in range(2 + 2 * dist.get_rank())]
@@ -238,6 +239,11 @@ def test_join_of_ddp_and_zero_together(as_view):
         with block([model, optimizer]):
             for x in own:
                 optimizer.zero_grad()
+                if accumulates:
+                    with model.no_sync():
+                        model(2 * x).square().mean().backward()
+                    with torch.no_grad():
+                        model(x)
                 model(x).square().mean().backward()
                 optimizer.step()
         return [p.detach().clone() for p in model.parameters()]

@@ -117,6 +117,7 @@ class DDPJoinHook(JoinHook):
         ddp, reducer = self._ddp, self._ddp._the_reducer("join")
         step = agree(ddp.process_group, False, new=reducer.recording)
         ddp._take_step(step, self.initial)
+        self._averaged = step.averages
         if step.averages:
             reducer.rebuild()
         if step.buffers:
