@@ -7,6 +7,7 @@ of the pass, on a rank on which the chosen parameter gets no gradient.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,14 +21,16 @@ from hpcdist._ops import ReduceOp
 from hpcdist.backends.dispatch import serving
 from hpcdist.errors import DistError
 from hpcdist.groups.process_group import ProcessGroup
-from hpcdist.parallel.reducer.bucket import Bucket
+from hpcdist.parallel.reducer.bucket import GIVEN_UP, Bucket
 from hpcdist.parallel.reducer.failure import API_ABANDON, current_backward, watch
 from hpcdist.parallel.reducer.graph import find_tensors, may_accumulate
-from hpcdist.parallel.reducer.texts import create_graph
+from hpcdist.parallel.reducer.texts import create_graph, earlier_failure
 from hpcdist.parallel.reducer.unused import Usage
 
 #: Another name than that of the reducer's buckets, which the entry check must not take them for.
 API = counting("DistributedDataParallel: delayed gradients", "backward pass")
+#: The same where an exception ended backward on this rank when the averages were on their way.
+API_GIVEN_UP = "DistributedDataParallel: delayed gradients after a backward that an exception ended"
 
 
 class DelayedReduction:
@@ -73,6 +76,9 @@ class DelayedReduction:
         self._deferred = False  # the end of the pass waits for the reducer's
         self._left_behind = False  # reductions in flight of a backward that raised
         self._passes = 0
+        self._whole = False  # all reductions of the pass are in flight, so that others get averages
+        self._given_up = 0  # how many passes an exception ended here when they were
+        self._failed: DistError | None = None  # what the averages of a pass were lost by
         kinds: dict[Any, list[int]] = {}
         for index, p in enumerate(self._parameters):
             kinds.setdefault((p.dtype, p.device), []).append(index)
@@ -108,7 +114,7 @@ class DelayedReduction:
         Raises
         ------
         DistError
-            If that failed, on this rank or on a peer.
+            If that or an earlier one failed, on this rank or on a peer.
         """
         if self._task is not None and current_backward() == -1:
             self.cut_off(self._task)
@@ -118,8 +124,12 @@ class DelayedReduction:
             with suppress(DistError):
                 self._finish()
             self._generation, self._passes = self._group.members.generation, 0
+            self._given_up, self._failed = 0, None
         elif self._left_behind:
             self._finish()
+        if self._failed is not None:
+            rank = self._group.members.ranks[self._group.rank()]
+            raise DistError(earlier_failure(rank, self._failed)) from self._failed
 
     def expect(self, output: Any) -> None:
         """Announce that the backward of `output` averages."""
@@ -203,12 +213,17 @@ class DelayedReduction:
             return
         comm = self._group.carrier
         before = getattr(comm, "seq", 0)
+        api, number = API, self._passes
+        if self._given_up:
+            api = API_GIVEN_UP
+            number = GIVEN_UP | zlib.crc32(f"{self._passes} {self._given_up}".encode())
         with torch.no_grad():
             for bucket in self._buckets:
                 self._works.append(
-                    comm.all_reduce(bucket.buffer, ReduceOp.AVG, True, api=API, extra=self._passes)
+                    comm.all_reduce(bucket.buffer, ReduceOp.AVG, True, api=api, extra=number)
                 )
-            self._usage.share(comm, self._passes)
+            self._usage.share(comm, number)
+        self._whole = True
         self._leave_out_since(before)
 
     def _leave_out_since(self, before: int) -> None:
@@ -287,18 +302,22 @@ class DelayedReduction:
                     for bucket in self._buckets:
                         keep = self._usage.unused_anywhere(bucket.members, bucket.unused)
                         bucket.take(None, keep, None)
-        except DistError:
+        except DistError as error:
+            if not error.in_step:
+                self._failed = error
             if take and self._reducer is not None and self._reducer.held:
                 # backward raises, so nobody calls `finalize_backward` for the other gradients
                 with suppress(DistError):
                     self._reducer.finalize()
             self._reset()
             raise
+        # Ranks that have those averages find in the next pass that this one has not.
+        self._given_up = 0 if take else self._given_up + self._whole
         self._reset()
 
     def _reset(self) -> None:
         self._passes += self._in_flight
-        self._packed = self._deferred = False
+        self._packed = self._deferred = self._whole = False
         self._left_behind = False
         self._works = []
         self._usage.reset()
