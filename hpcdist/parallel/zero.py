@@ -126,6 +126,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 compare(self.process_group, optimizer_class, self.param_groups)
         self._lay_out()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a {API} can be neither copied nor pickled, because its shares belong to the ranks of "
+            "its group: save state_dict(), after consolidate_state_dict(), and load it into another"
+        )
+
     # -- shares --------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

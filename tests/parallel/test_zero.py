@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import time
 
 import pytest
@@ -274,6 +275,10 @@ def test_wrong_use():
         ZeroRedundancyOptimizer([one, {"params": [one]}], torch.optim.SGD, lr=1.0)
     with parallel_raises(ValueError, match='key "params"'):
         ZeroRedundancyOptimizer([{"lr": 1.0}], torch.optim.SGD, lr=1.0)
+    zero = ZeroRedundancyOptimizer([one], torch.optim.SGD, lr=1.0)
+    for copies in (copy.deepcopy, copy.copy, pickle.dumps):
+        with parallel_raises(TypeError, match="neither copied nor pickled"):
+            copies(zero)
 
 
 def odd_one(usual, odd):
