@@ -30,6 +30,11 @@ _STALE = (
 _OWN = ("params", "param_names")
 
 
+def _of_no_parameter(key: Any) -> bool:
+    """Whether a key of an optimizer's state is a name, of what belongs to it as a whole."""
+    return not isinstance(key, int)
+
+
 class _Hook(JoinHook):
     """Step on a rank without inputs: DDP's hook has put the others' gradients in place."""
 
@@ -385,15 +390,21 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 f"group: call consolidate_state_dict(to={self.rank}) on all ranks before "
                 "state_dict()"
             )
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         index = self._indices()
-        state: dict[int, Any] = {}
+        state: dict[Any, Any] = {}
         for rank, local in enumerate(self._all_states):
-            order = self._of_rank(rank)
-            state.update({index[order[i]]: value for i, value in local.items()})
+            state.update(self._numbered(rank, local))
         groups = []
         for group in self.param_groups:
             groups.append({**group, "params": [index[p] for p in group["params"]]})
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
+        ordered = {i: state.pop(i) for i in range(len(index)) if i in state} | state
+        whole: dict[str, Any] = {"state": ordered, "param_groups": groups}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, whole)
+            whole = whole if changed is None else changed
+        return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a whole state; each rank keeps its share.
@@ -410,6 +421,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         ValueError
             If its parameter groups are not those of this optimizer.
         """
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         groups = state_dict["param_groups"]
         sizes = [len(g["params"]) for g in groups]
         if sizes != [len(g["params"]) for g in self.param_groups]:
@@ -419,11 +434,15 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             )
         index = self._indices()
         numbers = [number for group in groups for number in group["params"]]
-        local: dict[str, Any] = {"state": {}, "param_groups": []}
+        state = state_dict["state"]
+        local: dict[str, Any] = {
+            "state": {key: value for key, value in state.items() if _of_no_parameter(key)},
+            "param_groups": [],
+        }
         for place, parameter in enumerate(self._of_rank(self.rank)):
             number = numbers[index[parameter]]
-            if number in state_dict["state"]:
-                local["state"][place] = state_dict["state"][number]
+            if number in state:
+                local["state"][place] = state[number]
         first = 0
         for group, mine in zip(groups, self.optim.param_groups, strict=True):
             count = len(mine["params"])
@@ -433,6 +452,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self.optim.load_state_dict(local)
         self._options(self.optim.param_groups, self.param_groups)
         self._all_states = None
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _numbered(self, rank: int, state: dict[Any, Any]) -> dict[Any, Any]:
+        """Return a rank's state by the parameters' numbers among all."""
+        index, order = self._indices(), self._of_rank(rank)
+        return {k if _of_no_parameter(k) else index[order[k]]: v for k, v in state.items()}
 
     def _indices(self) -> dict[torch.Tensor, int]:
         ordered = [p for group in self.param_groups for p in group["params"]]
@@ -446,9 +472,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     def shard_state(self) -> dict[int, Any]:
         """Return this rank's part of the state, by the parameters' numbers in ``state_dict``."""
-        index, order = self._indices(), self._of_rank(self.rank)
-        local = self.optim.state_dict()["state"]
-        return {index[order[place]]: value for place, value in local.items()}
+        return self._numbered(self.rank, self.optim.state_dict()["state"])
 
     def shard_options(self) -> list[dict[str, Any]]:
         """Return the options of the parameter groups, such as learning rates."""
@@ -463,9 +487,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         index = self._indices()
         mine = self._of_rank(self.rank)
         local: dict[str, Any] = self.optim.state_dict()
-        local["state"] = {
-            place: state[index[p]] for place, p in enumerate(mine) if index[p] in state
-        }
+        local["state"] = {key: state[key] for key in state if _of_no_parameter(key)}
+        for place, parameter in enumerate(mine):
+            if index[parameter] in state:
+                local["state"][place] = state[index[parameter]]
         for group, values in zip(local["param_groups"], options, strict=True):
             group.update(values)
         self.optim.load_state_dict(local)
