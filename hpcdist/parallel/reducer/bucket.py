@@ -11,6 +11,7 @@ import torch
 from hpcdist._engine import counting
 from hpcdist._ops import ReduceOp
 from hpcdist.backends.carrier import Carrier
+from hpcdist.errors import DistError
 from hpcdist.parallel.reducer.copies import copy_each, deliver
 
 API = counting("DistributedDataParallel", "backward pass")
@@ -191,6 +192,7 @@ class Bucket:
     """
 
     __slots__ = (
+        "_kind",
         "_starts",
         "as_view",
         "buffer",
@@ -220,6 +222,7 @@ class Bucket:
         self.members = members
         self.parameters = list(parameters)
         first, numel = self.parameters[0], sum(p.numel() for p in self.parameters)
+        self._kind = first.dtype
         self.as_view = as_view and dtype in (None, first.dtype)
         self.move_to(allocator(numel, dtype or first.dtype, first.device))
         self.work: Any = None
@@ -292,6 +295,11 @@ class Bucket:
         ----------
         without_copy : bool
             Whether gradients may be reduced from where they lie; those of several cannot.
+
+        Raises
+        ------
+        DistError
+            If a gradient has another dtype than its parameter had at construction.
         """
         if self.as_view and addresses(self.views) != self._starts:
             self._cut_anew()
@@ -303,6 +311,8 @@ class Bucket:
             elif grad is not view:
                 targets.append(view)
                 sources.append(grad)
+        if {grad.dtype for grad in sources} - {self._kind}:
+            self._refuse_converted()
         if targets and copy_each(targets, sources):
             for parameter in self.parameters:
                 if parameter.grad is not None and parameter.grad.is_sparse:
@@ -320,6 +330,16 @@ class Bucket:
             for parameter, view in zip(self.parameters, self.views, strict=True):
                 if parameter.grad is not view:
                     parameter.grad = view
+
+    def _refuse_converted(self) -> None:
+        for p in self.parameters:
+            if p.grad is not None and p.grad.dtype != self._kind:
+                raise DistError(
+                    f"the gradient of a parameter of shape {tuple(p.shape)} is of {p.grad.dtype}, "
+                    f"but the parameter was of {self._kind} when DistributedDataParallel was "
+                    "constructed, and gradients are averaged in that. Convert a module before it "
+                    "is wrapped, or wrap it again, on all ranks"
+                )
 
     def _cut_anew(self) -> None:
         """Replace the views to which the program has given other memory: ``grad.data = other``.
@@ -344,6 +364,8 @@ class Bucket:
             self._cut_anew()
         parameter, view = self.parameters[place], self.views[place]
         if parameter.grad is not None and parameter.grad is not view:
+            if parameter.grad.dtype != self._kind:
+                self._refuse_converted()
             copy_each([view], [parameter.grad])
             parameter.grad = view
 

@@ -1,4 +1,4 @@
-"""Gradients that are views of buckets, to which the program has given other memory."""
+"""Gradients to which the program has given other memory, or another dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_cases import DDP
 from torch import nn
 
 import hpcdist as dist
-from hpcdist.testing import parallel_assert
+from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
 
@@ -61,3 +61,22 @@ def test_gradients_with_other_memory(move, as_view, width, cap):
         got = [p.grad for p in model.parameters()]
         close = [torch.allclose(g, w) for g, w in zip(got, averages(model), strict=True)]
         parallel_assert(all(close), f"step {step}: {close}")
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("width", [8, 40_000], ids=["short", "long"])
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_a_module_that_is_converted_after_wrapping(as_view, width, steps):
+    """An average in float32 is none of gradients in float64."""
+    model = network(width).float()
+    ddp = DDP(model, gradient_as_bucket_view=as_view)
+    for _ in range(steps):  # the second one with the buckets' final order
+        ddp(batch(0).float()).pow(2).sum().backward()
+    ddp.double()
+    with parallel_raises(dist.DistError, match=r"is of torch\.float64, but .* of torch\.float32"):
+        ddp(batch(0)).pow(2).sum().backward()
+    ddp = DDP(model, gradient_as_bucket_view=as_view)
+    ddp.zero_grad()
+    ddp(batch(dist.get_rank())).pow(2).sum().backward()
+    pairs = zip(averages(model), (p.grad for p in model.parameters()), strict=True)
+    parallel_assert(all(torch.allclose(a, b, rtol=1e-12) for a, b in pairs))
