@@ -128,7 +128,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             self.defaults = {**defaults, **getattr(self.optim, "defaults", {})}
             self._options(self.optim.param_groups, self.param_groups)
             if not joining.defers(self.process_group, self):
-                compare(self.process_group, optimizer_class, self.param_groups)
+                compare(self.process_group, type(self.optim), self.param_groups)
         self._lay_out()
 
     def __reduce_ex__(self, protocol: Any) -> Any:

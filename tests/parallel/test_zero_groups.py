@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -131,3 +132,13 @@ def test_a_scheduler_that_looks_for_the_defaults_of_the_class(rng):
 def test_an_optimizer_whose_step_needs_all_parameters():
     with parallel_raises(ValueError, match="cannot divide LBFGS"):
         ZeroRedundancyOptimizer(network().parameters(), torch.optim.LBFGS)
+
+
+def test_a_class_with_arguments_given_before():
+    model, whole = network(), network()
+    kind = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    zero = ZeroRedundancyOptimizer(({"params": model.parameters()} for _ in range(1)), kind)
+    x = torch.ones(3, 6)
+    train(model, zero, x)
+    train(whole, kind(whole.parameters()), x)
+    parallel_assert(equal(model, whole) and zero.param_groups[0]["momentum"] == 0.9)
