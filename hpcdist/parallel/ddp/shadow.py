@@ -164,7 +164,9 @@ class Uneven(Joinable):
 
         Use it as a context around the training loop, on all ranks of the group. A rank that leaves
         it takes part in the others' collectives, with zeros, until all have left. Then the
-        parameters of a rank that trained to the end are copied to all.
+        parameters of a rank that trained to the end are copied to all, but not the state of its
+        optimizer: one with momentum must not be used after the block, unless it is a
+        :class:`~hpcdist.optim.ZeroRedundancyOptimizer` in the same :class:`~hpcdist.parallel.Join`.
 
         Parameters
         ----------
