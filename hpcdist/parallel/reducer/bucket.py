@@ -155,6 +155,11 @@ def assign_buckets(
     return [members for _, members in sorted(closed)]
 
 
+def layout(parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides that a parameter's gradient has in a bucket; None: as if contiguous."""
+    return parameter.stride() if parameter.numel() > 0 and is_dense(parameter) else None
+
+
 class Bucket:
     """One flat buffer, the parameters whose gradients live in it, and its all-reduce.
 
@@ -171,6 +176,9 @@ class Bucket:
         See :func:`allocate`.
     dtype : torch.dtype, optional
         Of the buffer; default: the parameters'.
+    layouts : sequence, optional
+        From :func:`layout`, for each parameter, the same on all ranks. Default: as they are now.
+        Later ones mean nothing: ranks may convert a module at different times, or some only.
 
     Attributes
     ----------
@@ -193,6 +201,7 @@ class Bucket:
 
     __slots__ = (
         "_kind",
+        "_layouts",
         "_starts",
         "as_view",
         "buffer",
@@ -218,9 +227,11 @@ class Bucket:
         as_view: bool = False,
         allocator: Allocator = allocate,
         dtype: torch.dtype | None = None,
+        layouts: Sequence[tuple[int, ...] | None] | None = None,
     ) -> None:
         self.members = members
         self.parameters = list(parameters)
+        self._layouts = layouts or [layout(p) for p in self.parameters]
         first, numel = self.parameters[0], sum(p.numel() for p in self.parameters)
         self._kind = first.dtype
         self.as_view = as_view and dtype in (None, first.dtype)
@@ -242,7 +253,7 @@ class Bucket:
         return self.buffer.numel() * self.buffer.element_size()
 
     def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Views of a flat tensor in the shapes, and where those are dense strides, of the members.
+        """Views of a flat tensor in the shapes, and where those were dense strides, of the members.
 
         Parameters
         ----------
@@ -265,11 +276,11 @@ class Bucket:
         pair = () if width == 1 else (2,)
         views = []
         offset = 0
-        for p in self.parameters:
+        for p, own in zip(self.parameters, self._layouts, strict=True):
             part = flat[offset : offset + width * p.numel()]
             shape = (*p.shape, *pair)
-            if p.numel() > 0 and is_dense(p):
-                strides = [width * stride for stride in p.stride()] + [1] * len(pair)
+            if own is not None:
+                strides = [width * stride for stride in own] + [1] * len(pair)
                 views.append(part.as_strided(shape, strides))
             else:
                 views.append(part.view(shape))

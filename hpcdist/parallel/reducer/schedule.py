@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hpcdist.backends.carrier import Carrier
-from hpcdist.parallel.reducer.bucket import MIB, Allocator, Bucket, assign_buckets, wholes
+from hpcdist.parallel.reducer.bucket import MIB, Allocator, Bucket, assign_buckets, layout, wholes
 from hpcdist.parallel.reducer.single import SingleBucket
 from hpcdist.parallel.reducer.sparse import SparseBucket
 
@@ -94,6 +94,7 @@ class Schedule:
         self._tail = tail
         self._piece = piece
         self._order: Sequence[int] = ()
+        self._layouts = [layout(p) for p in parameters]  # for all buckets, also later ones
 
     def first(self) -> list[list[int]]:
         """Return the members of the buckets before any order is known."""
@@ -120,12 +121,13 @@ class Schedule:
         memory = self._allocator(together, dtype or parameters[0].dtype, parameters[0].device)
         for number, piece in enumerate(self._pieces(members)):
             parameters = [self._parameters[i] for i in piece]
-            bucket: Bucket
-            if self._is_long(piece[0]):
-                bucket = SingleBucket(piece, parameters, self._as_view, self._allocator, dtype)
-            else:
+            layouts = [self._layouts[i] for i in piece]
+            kind: type[Bucket] = SingleBucket
+            allocator = self._allocator
+            if not self._is_long(piece[0]):
                 part, memory = memory.tensor_split([sum(p.numel() for p in parameters)])
-                bucket = Bucket(piece, parameters, self._as_view, lambda *_, part=part: part, dtype)
+                kind, allocator = Bucket, lambda *_, part=part: part
+            bucket = kind(piece, parameters, self._as_view, allocator, dtype, layouts)
             bucket.piece = number
             yield bucket
 

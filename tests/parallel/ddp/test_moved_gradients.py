@@ -80,3 +80,28 @@ def test_a_module_that_is_converted_after_wrapping(as_view, width, steps):
     ddp(batch(dist.get_rank())).pow(2).sum().backward()
     pairs = zip(averages(model), (p.grad for p in model.parameters()), strict=True)
     parallel_assert(all(torch.allclose(a, b, rtol=1e-12) for a, b in pairs))
+
+
+@pytest.mark.parametrize("who", ["first", "all, of which some have gradients", "before a step"])
+@pytest.mark.parametrize("width", [3, 120], ids=["short", "long"])
+@pytest.mark.parametrize("as_view", [False, True], ids=["copies", "views"])
+def test_parameters_whose_strides_change(as_view, width, who):
+    """The ranks' buckets have one layout, that of construction."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(2, width, 3), nn.Conv2d(width, width, 2)).double()
+    ddp = DDP(model, gradient_as_bucket_view=as_view)
+    size, me = dist.get_world_size(), dist.get_rank()
+    x = torch.randn(size, 2, 2, 6, 6, generator=torch.Generator().manual_seed(1)).double()
+    for step in range(4):
+        if step == (0 if who == "before a step" else 2):
+            ddp.zero_grad(set_to_none=me > 0)
+            if me == 0 or who.startswith("all"):
+                model.to(memory_format=torch.channels_last)
+        ddp.zero_grad(set_to_none=me > 0)
+        ddp(x[me]).square().mean().backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for rank in range(size):
+        (model(x[rank]).square().mean() / size).backward()
+    off = [(g - p.grad).abs().max().item() for g, p in zip(found, model.parameters(), strict=True)]
+    parallel_assert(max(off) <= 1e-9, f"off by {off}")
