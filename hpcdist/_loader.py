@@ -13,6 +13,7 @@ import ctypes
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,12 +74,13 @@ def preload() -> str:
     if missing:
         raise MPILibraryError(_loader_texts.not_built(missing, missing_modules))
     info = build_info()
-    path = _loaded(info) or _load(info)
-    _intel.load_fabric(path)
-    family = family_of(path)
-    if "mpi_builds" in info:
-        _choose(family)
-    _try_engine(path, family)
+    with _hangup_kept():
+        path = _loaded(info) or _load(info)
+        _intel.load_fabric(path)
+        family = family_of(path)
+        if "mpi_builds" in info:
+            _choose(family)
+        _try_engine(path, family)
     return path
 
 
@@ -104,7 +106,8 @@ def verify() -> str | None:
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """A context for the start of MPI: what this libmpi needs in its environment, for so long."""
-    with _intel.providers(next(iter(loaded_libraries()), None)), _intel.without_pmi2():
+    providers = _intel.providers(next(iter(loaded_libraries()), None))
+    with _hangup_kept(), providers, _intel.without_pmi2():  # UCX may come only now
         yield
 
 
@@ -192,6 +195,21 @@ def _try_engine(path: str, family: str) -> None:
         raise MPILibraryError(
             _loader_texts.unusable(path, str(error), _families(info), info)
         ) from None
+
+
+@contextlib.contextmanager
+def _hangup_kept() -> Iterator[None]:
+    """Leave SIGHUP as it is: UCX, which many a libmpi loads, takes it to dump its own state.
+
+    Under nohup it is to be ignored, here and in what this process starts; others have a handler.
+    """
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        yield
+    finally:
+        if before is not None and "UCX_DEBUG_SIGNO" not in os.environ:
+            with contextlib.suppress(ValueError):  # only the main thread may set it
+                signal.signal(signal.SIGHUP, before)
 
 
 def _choose(family: str) -> None:

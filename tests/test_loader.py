@@ -6,7 +6,9 @@ import ast
 import ctypes
 import importlib.machinery
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +139,14 @@ def test_slurms_libpmi2_is_for_processes_that_srun_connected(
     with _loader.starting():
         assert os.environ.get("I_MPI_PMI_LIBRARY") == (None if hidden else library)
     assert os.environ.get("I_MPI_PMI_LIBRARY") == library
+
+
+def test_a_start_gives_the_hangup_signal_back():
+    with _loader.starting():
+        ctypes.CDLL(None).signal(signal.SIGHUP, ctypes.c_void_p(1))  # ignored, unseen by Python
+    ignored = re.search(r"SigIgn:\s*(\w+)", Path("/proc/self/status").read_text())
+    now = signal.SIG_IGN if int(ignored[1], 16) & 1 else signal.SIG_DFL
+    assert now == signal.getsignal(signal.SIGHUP)
 
 
 SEVERAL = {
@@ -348,6 +358,23 @@ def test_mpi4py_and_hpcdist_share_one_libmpi(order):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "True"]
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("signal.SIG_IGN", 0), ("signal.SIG_DFL", -1), ("lambda *_: exit(5)", 5)],
+)
+def test_an_import_leaves_the_hangup_signal_as_it_is(how, status):
+    """UCX takes it when it is loaded: nohup was in vain then, and a handler was never called."""
+    program = (
+        "import os, signal, subprocess; "
+        f"signal.signal(signal.SIGHUP, {how}); "
+        "import hpcdist; "
+        "os.kill(os.getpid(), signal.SIGHUP); "
+        "exit(-subprocess.run(['sh', '-c', 'kill -HUP $$']).returncode)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
 
 
 def test_the_error_is_both_a_backend_and_an_import_error():
