@@ -214,7 +214,12 @@ def _words(status: int) -> str:
 
 def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, bool]:
     """Run the launcher, pass signals on, and return its status and whether a signal ended it."""
-    mine = {*_PASSED, signal.SIGCHLD}
+    # What this process was started to ignore, by nohup or as a script's background job, it neither
+    # heeds nor passes on: while a signal is blocked, it arrives nevertheless.
+    mine = {each for each in _PASSED if signal.getsignal(each) is not signal.SIG_IGN}
+    mine.add(signal.SIGCHLD)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else a child's status is lost
     before = signal.pthread_sigmask(signal.SIG_BLOCK, mine)
     parent = os.getpid()
     libc = ctypes.CDLL(None)
@@ -282,8 +287,10 @@ def _dead(hosts: Sequence[str], starter: Starter) -> list[str]:
 def _run_there(ssh: str, host: str, command: str) -> int:
     """Run a shell's command on a host; 255, which is ssh's own: it did not get there."""
     asked = [ssh, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, command]
+    # No pipes: the process that ssh leaves behind to share its connection may keep them open.
+    null = subprocess.DEVNULL
     try:
-        return subprocess.run(asked, capture_output=True, timeout=30).returncode
+        return subprocess.run(asked, stdin=null, stdout=null, stderr=null, timeout=30).returncode
     except subprocess.TimeoutExpired:
         return 255
 

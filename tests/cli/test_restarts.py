@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -58,10 +61,15 @@ def test_nodes_of_slurm_that_are_down(monkeypatch):
 
 def test_hosts_that_ssh_cannot_reach(monkeypatch, tmp_path):
     ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\ncase "$*" in *good*) exit 3;; esac\nexit 255\n')
+    ssh.write_text(
+        '#!/bin/sh\ncase "$*" in\n*good*) exit 3;;\n'
+        # one that shares its connection, and keeps the pipes
+        f"*kept*) sleep 60 & echo $! > {tmp_path}/left; exit 0;;\nesac\nexit 255\n"
+    )
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert restarts._dead(["good", "bad", "localhost"], Hydra("/bin/run")) == ["bad"]
+    assert restarts._dead(["good", "bad", "kept", "localhost"], Hydra("/bin/run")) == ["bad"]
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGTERM)
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert restarts._dead(["good", "bad"], Hydra("/bin/run")) == []
 
@@ -96,6 +104,33 @@ def test_a_job_that_fails_after_its_ranks_ended_well_is_started_again(capfd):
     assert len(tried) == 3 and all(there for _, there in tried)
     assert "it was started again 2 times" in capfd.readouterr().err
     assert not tried[0][0].exists()
+
+
+_JOB = """
+import signal, sys
+from hpcdist.cli import restarts
+from hpcdist.launchers.commands import Hydra
+
+for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+folder = sys.argv[1]
+tries = f"echo >> {folder}/tries; while [ ! -e {folder}/go ]; do sleep 0.05; done; exit 3"
+build = lambda ranks, hosts, env: (["/bin/sh", "-c", tries], dict(env))
+sys.exit(restarts.supervise(restarts.Pool(1, 0), 1, Hydra("run"), build))
+"""
+
+
+def test_signals_that_are_to_be_ignored_change_nothing(tmp_path):
+    """Under nohup, and in the background of a script; some services ignore SIGCHLD."""
+    job = subprocess.Popen([sys.executable, "-P", "-c", _JOB, str(tmp_path)])
+    end = time.monotonic() + 60
+    while not (tmp_path / "tries").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        job.send_signal(number)
+    (tmp_path / "go").touch()
+    assert job.wait(60) == 3
+    assert (tmp_path / "tries").read_text() == "\n\n"
 
 
 def test_cleaning_a_folder_that_is_gone():
