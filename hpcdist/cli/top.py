@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
+import math
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from hpcdist.cli.analyze import printable
 from hpcdist.recordings import rows_of
@@ -50,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _seconds(text: str) -> float:
     """Read an interval that one can sleep for."""
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not 0 <= seconds <= _LONGEST:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 to {_LONGEST}")
     return seconds
@@ -147,15 +153,19 @@ def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
     except ValueError as error:
         missing = error
     commands = remote_commands(options, found[0]["job"] if found else None)
-    started = [
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
-        )
-        for command in commands
-    ]  # fmt: skip
-    for command, process in zip(commands, started, strict=True):
-        found += _answer(command, process)
+    end = time.monotonic() + _PATIENCE  # the same for all nodes, that many may be silent
+    with contextlib.ExitStack() as files:
+        started = []
+        for command in commands:
+            # No pipes: the process that ssh leaves behind to share its connection may keep them.
+            out, err = (
+                files.enter_context(open(os.memfd_create(name), "w+", errors="replace"))
+                for name in ("out", "err")
+            )
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            started.append((command, process, out, err))
+        for each in started:
+            found += _answer(*each, end)
     if not found:
         raise missing or ValueError("no rank was found")
     jobs = {row["job"]: row for row in found}
@@ -165,22 +175,27 @@ def _everywhere(options: argparse.Namespace) -> list[dict[str, Any]]:
     return merged(found)
 
 
-def _answer(command: list[str], process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+def _answer(
+    command: list[str], process: subprocess.Popen[bytes], out: TextIO, err: TextIO, end: float
+) -> list[dict[str, Any]]:
     """The rows that another node has sent; what it says besides goes to standard error."""
     try:
-        out, err = process.communicate(timeout=_PATIENCE)
+        process.wait(max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
-        out, err = process.communicate()
+        process.wait()
+    for each in (out, err):
+        each.seek(0)
+    sent = out.read()
     found: list[dict[str, Any]] = []
-    for text in _by_task(out) if command[0] == "srun" else [out]:
+    for text in _by_task(sent) if command[0] == "srun" else [sent]:
         try:
             found += json.loads(base64.b64decode(text) if command[0] == "srun" else text)
         except ValueError:
             continue  # nothing of the job is there, which it says on standard error
     if not found:
         where = command[-2] if command[0] != "srun" else "srun"
-        said = printable(err.strip()) or "no answer"
+        said = printable(err.read().strip()) or "no answer"
         print(f"hpcdist top: {where}: {said}", file=sys.stderr)
     return found
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.local
         (("launch", "-n", "1", "--standby", "-1", "p"), "'-1' is no whole number of at least 0"),
         (("diagnose", "--timeout", "nan"), "'nan' is no number of seconds above 0"),
         (("diagnose", "--timeout", "soon"), "'soon' is no number of seconds above 0"),
+        (("top", "--interval", "soon"), "soon is not a number of seconds from 0"),
     ],
 )
 def test_numbers_that_are_none(words, said, capsys):

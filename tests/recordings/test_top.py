@@ -20,6 +20,7 @@ from patience import wait_for
 from recorded_jobs import SLEEPER, pids_of, start, wait_till_hung
 from ulfm import only_ulfm
 
+from hpcdist import cli
 from hpcdist.cli import top as command
 from hpcdist.cli.top import remote_commands
 from hpcdist.recordings import find, folder_of_user
@@ -143,6 +144,24 @@ def test_other_nodes_through_a_command(hung, tmp_path):
     assert sorted(log.read_text().split()) == ["down", "node1"]
 
 
+def test_nodes_that_are_silent_and_connections_that_stay(tmp_path, monkeypatch, capsys):
+    """All nodes have the same time; ssh may leave a process behind that keeps its output open."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        '#!/bin/sh\n[ "$1" = silent ] && exec sleep 60\n'
+        f"sleep 60 & echo $! > {tmp_path}/left; echo said by $1 >&2\n"
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setattr(command, "_PATIENCE", 2.0)
+    began = time.monotonic()
+    hosts = ",".join(["there", *4 * ["silent"]])
+    assert cli.main(["top", "99999999", "--once", "--hosts", hosts, "--ssh", str(ssh)]) == 1
+    assert time.monotonic() - began < 6.0
+    told = capsys.readouterr().err
+    assert "there: said by there" in told and told.count("silent: no answer") == 4
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGTERM)
+
+
 def test_no_such_job():
     shown = top("99999999")
     assert shown.returncode == 1 and "no rank of job 99999999" in shown.stderr
@@ -178,7 +197,7 @@ def test_two_jobs_are_not_shown_as_one(monkeypatch, capsys):
 
     monkeypatch.setattr(command, "rows_of", rows_here)
     monkeypatch.setattr(command.subprocess, "Popen", popen)
-    monkeypatch.setattr(command, "_answer", lambda _, host: answers[host])
+    monkeypatch.setattr(command, "_answer", lambda _, host, *__: answers[host])
     options = argparse.Namespace(
         job=None, hosts="a,b", ssh="ssh", stacks=False, json=True, encoded=False, once=True,
         elsewhere=False,
