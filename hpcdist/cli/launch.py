@@ -71,14 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
-    parser.add_argument("program", help="Python program, or with -m a module's name")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
+    parser.add_argument(
+        "program",
+        # in one, because a "--" between the two would be taken for argparse's
+        nargs=argparse.PARSER,
+        help="Python program, or with -m a module's name, and its own arguments",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the command and become the launcher; with restarts, stay and run it."""
-    if not options.module and not os.path.exists(options.program):
-        print(f"hpcdist launch: there is no file {options.program}", file=sys.stderr)
+    if options.program[0] == "--":  # newer argparses leave it out themselves
+        del options.program[0]
+    if not options.module and not os.path.exists(options.program[0]):
+        print(f"hpcdist launch: there is no file {options.program[0]}", file=sys.stderr)
         return 2
     try:
         starter = commands.find(options.launcher)
@@ -132,11 +138,11 @@ def _build(
     environ: Mapping[str, str],
 ) -> tuple[list[str], dict[str, str]]:
     """Print the command line, and return it with its environment."""
-    program = [sys.executable, *(["-m"] if options.module else []), options.program]
+    program = [sys.executable, *(["-m"] if options.module else []), *options.program]
     env = _environment(starter, hosts, environ)
     command = starter.command(
         ranks,
-        [*_shim(starter, ranks, len(hosts) or starter.nodes(env)), *program, *options.arguments],
+        [*_shim(starter, ranks, len(hosts) or starter.nodes(env)), *program],
         hosts,
         bind=not options.no_bind,
         label=not options.no_label,

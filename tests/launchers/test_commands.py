@@ -220,6 +220,9 @@ def test_launch_only_says_what_it_would_run(programs, capsys):
     assert run_launch("-n", "2", "--no-label", "--dry-run", "-m", "a.b", "-x") == 0
     said = capsys.readouterr().err
     assert "prepend" not in said and said.endswith("-m a.b -x\n")
+    for before in ((), ("--",)):  # the program's own dashes are all left to it
+        assert run_launch("-n", "2", "--dry-run", *before, __file__, "--", "-x", "--") == 0
+        assert capsys.readouterr().err.endswith(f" {__file__} -- -x --\n")
 
 
 def test_nodes_of_a_batch_job_that_get_unequal_numbers_are_no_blocks(programs, capsys):
