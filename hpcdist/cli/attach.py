@@ -24,9 +24,10 @@ def run(options: argparse.Namespace) -> int:
         try:
             connection.connect(options.path)
         except OSError as error:
+            why = error.strerror or error
             print(
-                f"hpcdist attach: no rank waits at {options.path} ({error.strerror}). It has to "
-                "run on the rank's own host, by the same user, while the rank waits.",
+                f"hpcdist attach: no rank waits at {options.path} ({why}). It has to run on the "
+                "rank's own host, by the same user, while the rank waits.",
                 file=sys.stderr,
             )
             return 1

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 
+#: Seconds: more mean no limit, and would not fit into the clocks of the system.
+_LONGEST = 1e9
+
 
 def positive(text: str) -> int:
     """A whole number of at least 1; raises ArgumentTypeError if the text is none."""
@@ -36,4 +39,4 @@ def seconds(text: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value
+    return min(value, _LONGEST)

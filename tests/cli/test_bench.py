@@ -48,6 +48,8 @@ def test_sizes():
     assert arguments.sizes(options("-b", "1", "-e", "4", "-f", "1.1")) == [1, 2, 3, 4]
     assert arguments.sizes(options("-b", "10", "-e", "30", "-i", "10")) == [10, 20, 30]
     assert arguments.sizes(options("-b", "0", "-e", "2")) == [0, 1]
+    assert arguments.sizes(options("-b", "0", "-e", "2", "-f", "inf")) == [0]
+    assert arguments.sizes(options("-b", "8", "-f", "1e308")) == [8]
     assert arguments.sizes(options("-b", "25M", "-e", "25M")) == [25 << 20]
     assert arguments.sizes(options("--sizes", "1M", "64", "256K", "64")) == [64, 256 << 10, 1 << 20]
 

@@ -91,3 +91,8 @@ def test_every_command_answers_help(name, capsys):
         cli.main([name, "--help"])
     assert ended.value.code == 0
     assert f"usage: python -m hpcdist {name}" in capsys.readouterr().out
+
+
+def test_a_socket_whose_name_is_too_long(capsys):
+    assert cli.main(["attach", "/tmp/" + 200 * "x"]) == 1
+    assert "path too long" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcdist import cli
+from hpcdist.cli import numbers
 
 pytestmark = pytest.mark.local
 
@@ -24,3 +25,8 @@ def test_numbers_that_are_none(words, said, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_very_long_time():
+    """More seconds than a timedelta takes, or a wait of threading's."""
+    assert numbers.seconds("1e300") == 1e9

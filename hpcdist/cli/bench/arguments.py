@@ -68,7 +68,8 @@ def sizes(options: argparse.Namespace) -> list[int]:
     found, now = [], begin
     while now <= end:
         found.append(now)
-        now = now + step if step is not None else max(now + 1, int(now * factor))
+        # a factor may be infinite
+        now = now + step if step is not None else max(now + 1, int(min(end + 1, now * factor)))
     return found
 
 
