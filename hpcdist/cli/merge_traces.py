@@ -150,7 +150,7 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 
 def write_trace(path: Path, trace: dict[str, Any]) -> None:
-    """Write a trace beside its place and rename it, so that a full disk leaves no half of one.
+    """Write a trace beside its place and rename it, so that a full disk leaves no half of a file.
 
     Parameters
     ----------
@@ -164,9 +164,14 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
     OSError
         If it cannot be written.
     """
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    if path.exists() and not path.is_file():  # a pipe, as /dev/stdout, cannot be replaced
+        with opened(path, "wt", encoding="utf-8") as file:
+            json.dump(trace, file)
+        return
+    path = path.resolve()  # not a link, but what it stands for
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     os.close(handle)
-    opened: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(name, "wt", encoding="utf-8") as file:
             json.dump(trace, file)

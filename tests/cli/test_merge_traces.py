@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
 
 import pytest
 
@@ -110,3 +111,18 @@ def test_a_process_without_labels():
     event = {"ph": "M", "name": "process_labels", "pid": 1, "args": None}
     named = merge([{"traceEvents": [event]}])["traceEvents"][0]
     assert named["args"] == {"name": "rank 0: process 1"}
+
+
+def test_pipes_and_links_stay(tmp_path):
+    """As /dev/stdout is one, which root could lose."""
+    source, pipe, link = tmp_path / "t", tmp_path / "pipe", tmp_path / "link"
+    source.write_text(json.dumps(trace()))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert main(["merge-traces", str(pipe), str(source)]) == 0
+    assert json.loads(os.read(reader, 1 << 16)) == merge([trace()])
+    os.close(reader)
+    (tmp_path / "elsewhere").mkdir()
+    link.symlink_to("elsewhere/there")
+    assert main(["merge-traces", str(link), str(source)]) == 0
+    assert link.is_symlink() and (tmp_path / "elsewhere" / "there").is_file()
