@@ -48,9 +48,9 @@ def _why_not_open(path: str, error: OSError) -> str:
     return f"it cannot be opened: {error.strerror}"
 
 
-def file_system(path: str) -> str:
-    """Return the type of the file system a path is on, from /proc/self/mountinfo."""
-    wanted = os.stat(path).st_dev
+def file_system(place: str | int) -> str:
+    """Return the type of a path's file system, or an open file's, from /proc/self/mountinfo."""
+    wanted = os.stat(place).st_dev
     device = f"{os.major(wanted)}:{os.minor(wanted)}"
     try:
         with open("/proc/self/mountinfo", errors="replace") as mounts:

@@ -78,7 +78,7 @@ class SharedFile:
         self.owed: list[journal.Entry] = []
         self._offset = journal.HEADER_SIZE
         self._join(deadline)
-        self._always_lock = files.file_system(path) in _NFS_TYPES
+        self._always_lock = files.file_system(self._fd) in _NFS_TYPES
         _open_files.add(self)
 
     # --- joining and leaving ---------------------------------------------------------------------
@@ -94,6 +94,11 @@ class SharedFile:
                 self._close_fd()
                 raise
             self._close_fd()
+            if deadline.expired() and not self._contents.opened:
+                raise StoreTimeoutError(
+                    f"FileStore {self.path}: the file was deleted while it was opened, again and "
+                    f"again for {round(deadline.seconds * 1000)}ms"
+                )
             if deadline.expired():
                 raise StoreTimeoutError(
                     f"FileStore {self.path}: {self._contents.opened} members have joined a store "

@@ -10,8 +10,10 @@ from store_kills import kill_writers
 
 import hpcdist
 from hpcdist import DistStoreError
+from hpcdist.errors import StoreTimeoutError
 from hpcdist.store import _files as files
 from hpcdist.store import _journal as journal
+from hpcdist.store._shared_file import SharedFile
 
 pytestmark = [pytest.mark.local, pytest.mark.any_mpi]
 
@@ -121,3 +123,30 @@ def test_the_file_system_is_known_beside_mounts_whose_names_are_no_text(tmp_path
     )
     monkeypatch.setattr(files, "open", lambda _, **how: open(mounts, **how), raising=False)
     assert files.file_system(str(tmp_path)) == "nfs4"
+
+
+def test_a_file_that_is_deleted_while_it_is_opened(tmp_path, monkeypatch):
+    """By the last member of an earlier job, or by a script that cleans up."""
+    path = str(tmp_path / "store")
+    opened = files.open_private
+
+    def lost(name):
+        fd = opened(name)
+        os.unlink(name)
+        return fd
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "open_private", lost)
+        with pytest.raises(StoreTimeoutError, match="was deleted while it was opened"):
+            hpcdist.FileStore(path, 2, timeout=0)
+
+    joined = SharedFile._join
+
+    def joins(self, deadline):
+        joined(self, deadline)
+        os.unlink(path)
+
+    monkeypatch.setattr(SharedFile, "_join", joins)
+    store = hpcdist.FileStore(path, 2)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
