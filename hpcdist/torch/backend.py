@@ -20,6 +20,7 @@ from hpcdist.groups.new_group import new_group
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.resolve import member
 from hpcdist.startup import destroy, init, steps
+from hpcdist.startup.rendezvous import torchrun
 from hpcdist.torch import buckets, modules, places
 from hpcdist.torch.process_group import NAME, BridgeGroup
 from hpcdist.torch.store import from_torch
@@ -67,6 +68,15 @@ def create(options: Any, pg_options: Any = None) -> BridgeGroup:
         return _create(options, pg_options, ranks)
 
 
+def _start(options: Any) -> str:
+    """A name for this start of the ranks: torchrun keeps its store when it starts them again."""
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return "0"
+    starts = from_torch(dist.PrefixStore("hpcdist/starts", options.store))
+    limit = _limit(options.timeout).total_seconds()
+    return torchrun.name_of_start(starts, options.group_rank, options.group_size, limit)
+
+
 def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
     if not _group.is_initialized():
         if ranks and ranks != list(range(dist.get_world_size())):
@@ -78,9 +88,8 @@ def _create(options: Any, pg_options: Any, ranks: list[int]) -> BridgeGroup:
         store = None
         if options.group_size > 1 and steps.alone():
             # without an MPI launcher the ranks form one MPI job through the store over which they
-            # met; torchrun keeps that store when it restarts them
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = from_torch(dist.PrefixStore(f"hpcdist/{attempt}", options.store))
+            # met
+            store = from_torch(dist.PrefixStore(f"hpcdist/{_start(options)}", options.store))
         init.init_process_group(
             # the same as in hpcdist alone: NCCL for CUDA tensors if available, else MPI
             "mpi" if isinstance(pg_options, MPIOptions) else None,

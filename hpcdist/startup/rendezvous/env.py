@@ -18,7 +18,7 @@ from hpcdist.errors import DistNetworkError
 from hpcdist.launchers.variables import exported
 from hpcdist.store._common import DEFAULT_TIMEOUT
 
-from . import tcp
+from . import tcp, torchrun
 
 
 def handler(
@@ -46,18 +46,17 @@ def handler(
             f"env:// rendezvous: port must have value from 0 to 65535, but MASTER_PORT={port}"
         )
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        yield _agent_store(host, port, size, timeout), rank, size
+        yield _agent_store(host, port, rank, size, timeout), rank, size
         return
     if port == 0 and size > 1:
         raise ValueError("env:// rendezvous: with MASTER_PORT=0 the ranks could not find rank 0")
     yield tcp.connect(host, port, rank, size, timeout), rank, size
 
 
-def _agent_store(host: str, port: int, size: int, timeout: timedelta) -> Any:
+def _agent_store(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any:
     """Return the store that torchrun's agent serves; only torch speaks its protocol."""
     from torch.distributed import PrefixStore, TCPStore
 
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     job = os.environ.get("TORCHELASTIC_RUN_ID", "")
     try:
         store = TCPStore(host, port, size, False, timeout, wait_for_workers=False)
@@ -66,7 +65,9 @@ def _agent_store(host: str, port: int, size: int, timeout: timedelta) -> Any:
             f"env:// rendezvous: the store of torchrun's agent at {host}:{port} (MASTER_ADDR, "
             f"MASTER_PORT) cannot be reached: {error}"
         ) from error
-    return PrefixStore(f"hpcdist/{job}/{attempt}", store)
+    starts = PrefixStore(f"hpcdist/{job}/starts", store)
+    name = torchrun.name_of_start(starts, rank, size, timeout.total_seconds())
+    return PrefixStore(f"hpcdist/{job}/{name}", store)
 
 
 def _set(variable: str) -> str:
