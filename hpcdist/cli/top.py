@@ -223,10 +223,10 @@ def _lines(rows: list[dict[str, Any]], before: list[dict[str, Any]], stacks: boo
         yield "(the others are on other nodes: --hosts)"
     if text := survival(rows):
         yield f"({text})"
-    earlier = {row["rank"]: row for row in before}
+    earlier = {_process(row): row for row in before}
     width = max(len(row["host"]) for row in rows)
     for row in rows:
-        rate = _rate(row, earlier.get(row["rank"]))
+        rate = _rate(row, earlier.get(_process(row)))
         name = f"spare {row['rank'] - row['size']:>3}" if row["waits"] else f"rank {row['rank']:>4}"
         yield f"{name} {row['host']:<{width}} {row['pid']:>7}{rate}  {_doing(row)}"
         for call in row["others"][:3]:
@@ -251,6 +251,11 @@ def _doing(row: dict[str, Any]) -> str:
     if row["silent"] > 2:
         text += f" (no sign of life for {row['silent']:.0f} s: stopped, or starved)"
     return text
+
+
+def _process(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What stays of a rank from one look to the next, unless a spare has taken its place."""
+    return row["rank"], row["host"], row["pid"]
 
 
 def _rate(row: dict[str, Any], before: dict[str, Any] | None) -> str:

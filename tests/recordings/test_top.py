@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import made_recordings as made
 import pytest
 from jobs import run_job
 from patience import wait_for
@@ -289,3 +290,14 @@ def test_a_squeue_that_hangs(monkeypatch, tmp_path, capsys):
     )  # fmt: skip
     assert command.run(options) == 1
     assert "squeue did not say within" in capsys.readouterr().err
+
+
+def test_a_former_spare_does_not_go_on_with_a_dead_ranks_numbers():
+    """It showed less than 0 calls since the last look."""
+    before, after = (
+        row_of(made.recording(1, 2, lambda group, n=n: [made.operation(group, n, 1)]), made.BEGIN)
+        for n in (20, 25)
+    )
+    assert " 5 calls" in list(command._lines([after], [before], False))[-1]
+    spare = {**before, "pid": 9, "operations": 3}
+    assert "calls" not in list(command._lines([spare], [before], False))[-1]
