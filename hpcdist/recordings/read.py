@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +24,8 @@ _PAGE = 4096
 _HEAD = struct.Struct("<8s 8I 2i Q 9q")
 #: turn, log_used, left, ask, answered, native, stack_used; then stack_real and the texts
 _MORE = struct.Struct("<7I 4x q 64s 64s 192s")
+#: The most ranks of a job: a damaged file that says more would fill the memory.
+_MOST = 1 << 22
 _SURVIVAL = struct.Struct("<4I 2q")
 _RECORD = struct.Struct("<Qqqq II HH ii 4b 4B 4x qqqq 4q")
 #: Where a record has its state, and which of them are of an operation that goes on.
@@ -101,6 +104,8 @@ def read(path: str | os.PathLike[str], newest: int | None = None) -> Recording:
                 f"records of {head[3]} bytes): read it with that one"
             )
         _, _, head_bytes, _, records, log_bytes, stack_bytes, pid, _, rank, size, job = head[:12]
+        if size > _MOST:
+            raise ValueError(f"{path} is damaged: it is of a job of {size} ranks")
         ring = head_bytes + log_bytes + stack_bytes
         end = ring + records * _RECORD.size
         if os.fstat(file.fileno()).st_size < end:
@@ -205,7 +210,7 @@ class _Names:
         elif kind == "g":
             words, _, ranks = rest.partition("\t")
             rank, size, uid, name = words.split(" ", 3)
-            members = tuple(_ranks(ranks))
+            members = tuple(islice(_ranks(ranks), _MOST))
             self.groups[number] = Group(name, int(rank), int(size), int(uid), members)
         elif kind == "s":
             words, _, file = rest.partition("\t")

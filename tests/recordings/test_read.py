@@ -267,18 +267,20 @@ def test_a_copy(tmp_path):
 
 def test_what_is_no_recorder_is_refused(tmp_path):
     whole = Path(_engine.recorder_path()).read_bytes()
-    other = bytearray(whole)
+    other, ranks = bytearray(whole), bytearray(whole)
     other[8] += 1
+    ranks[44:48] = (1 << 30).to_bytes(4, "little")
     for name, data in {
         "empty": b"",
         "text": b"hello" * 100,
         "cut": whole[:5000],
         "other": other,
+        "ranks": ranks,
     }.items():
         (tmp_path / name).write_bytes(data)
         with parallel_raises(ValueError):
             read(tmp_path / name)
-    parallel_assert(sorted(path.name for path in find(tmp_path)) == ["cut", "other"])
+    parallel_assert(sorted(path.name for path in find(tmp_path)) == ["cut", "other", "ranks"])
 
 
 @pytest.mark.once
