@@ -16,6 +16,7 @@ long torch takes for the same operation on the same kind of store.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import subprocess
@@ -81,7 +82,14 @@ def run(options: argparse.Namespace) -> int:
     Raises BenchError on all ranks if the servers do not start.
     """
     wrong = 0
-    with MpiJob(options.quiet) as job, tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    with MpiJob(options.quiet) as job, contextlib.ExitStack() as kept:
+        folder, problem = "", None
+        if job.first:  # the other nodes may not have the place
+            try:
+                folder = kept.enter_context(tempfile.TemporaryDirectory(dir=options.folder))
+            except OSError as error:
+                problem = f"cannot make a folder for the FileStores: {error}"
+        job.require(problem)
         table = formats.Table(job, COLUMNS, options.format, options.output)
         table.begin(job.facts())
         servers = _Servers(job)

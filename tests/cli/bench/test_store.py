@@ -65,3 +65,10 @@ def test_the_table():
     for row in rows:
         assert row["wrong"] == 0 and row["hpcdist_us"] > 0 and row["torch_us"] > 0
         assert abs(row["ratio"] - row["torch_us"] / row["hpcdist_us"]) < 1e-6
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    command = [sys.executable, "-m", "hpcdist", "bench", "store", "--folder", str(tmp_path / "no")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "cannot make a folder for the FileStores" in done.stderr
+    assert "Traceback" not in done.stderr
