@@ -278,3 +278,11 @@ def test_rank_and_world_size_with_an_address_mean_env(no_launcher, variables, pl
     for name, value in variables.items():
         no_launcher.setenv(name, value)
     assert steps.default_method(True, *place) == method
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_a_second_meeting_at_a_place_has_its_own_timeout(scheme, tmp_path):
+    place = f"127.0.0.1:{free_port()}" if scheme == "tcp" else tmp_path / "store"
+    url = f"{scheme}://{place}?rank=0&world_size=1"
+    stores = [next(rendezvous(url, timeout=timedelta(seconds=n)))[0] for n in (90, 0.5)]
+    assert [store.timeout.total_seconds() for store in stores] == [90.0, 0.5]

@@ -47,5 +47,6 @@ def handler(
     place = (os.getpid(), parts.path, world_size)
     if place not in _open:
         _open[place] = _Place(parts.path, world_size, timeout)
-    _open[place].set_timeout(timeout)
-    yield _open[place], rank, world_size
+    store = _open[place].clone()  # with a timeout of its own
+    store.set_timeout(timeout)
+    yield store, rank, world_size

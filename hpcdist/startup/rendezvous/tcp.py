@@ -58,7 +58,9 @@ def connect(host: str, port: int, rank: int, world_size: int, timeout: timedelta
         The store. It does not wait for the others: the roll call does.
     """
     if rank == 0 and (host, port) in _served:
-        return _served[host, port]
+        again = _served[host, port].clone()
+        again.set_timeout(timeout)
+        return again
     store = TCPStore(
         host,
         port,
