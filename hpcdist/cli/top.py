@@ -116,7 +116,7 @@ def remote_commands(options: argparse.Namespace, job: str | None = None) -> list
     hosts = [host for host in options.hosts.split(",") if host]
     if hosts:
         return [[*shlex.split(options.ssh), host, shlex.join(own)] for host in hosts]
-    if options.json or not (options.job and options.job.isdigit() and shutil.which("srun")):
+    if options.elsewhere or not (options.job and options.job.isdigit() and shutil.which("srun")):
         return []
     if nodes := _nodes_of_slurm_job(options.job):
         # without the number srun takes one node

@@ -175,6 +175,18 @@ def test_what_is_started_elsewhere():
     assert first[3].endswith("-m hpcdist top 77 --json --elsewhere --stacks")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_all_nodes_of_a_slurm_job_are_asked(as_json, monkeypatch):
+    """With --json it showed this node's ranks alone."""
+    monkeypatch.setattr(command.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(command, "_nodes_of_slurm_job", lambda job: 3)
+    options = argparse.Namespace(job="77", hosts="", stacks=False, json=as_json, elsewhere=False)
+    (asked,) = remote_commands(options)
+    assert asked[:4] == ["srun", "--jobid=77", "--overlap", "--nodes=3"]
+    options.elsewhere = True  # what it starts there asks no others
+    assert not remote_commands(options)
+
+
 def rows(job, *ranks, **more):
     fixed = {
         "size": 2, "program": f"{job}.py", "host": "h", "pid": 1, "alive": True, "recoveries": 0,
