@@ -62,6 +62,8 @@ def resolve(host: str, port: int, deadline: Deadline) -> list[Address]:
         return ask(socket.AI_NUMERICHOST)
     except socket.gaierror:
         pass
+    except UnicodeError as error:  # two dots in a row, or more letters than a name may have
+        raise DistNetworkError(f"the host {host} is not known: it cannot be a name") from error
     answer: list[Any] = []
 
     def look_up() -> None:

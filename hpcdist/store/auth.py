@@ -92,7 +92,7 @@ def read_key_file(path: str | os.PathLike[str]) -> bytes:
         raise
     except OSError as error:
         raise DistStoreError(f"the key file {path} cannot be read: {error.strerror}") from error
-    with os.fdopen(fd) as file:
+    with os.fdopen(fd, errors="replace") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise DistStoreError(f"the key file {path} is not a regular file")

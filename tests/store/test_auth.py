@@ -91,6 +91,15 @@ def test_a_key_file_that_is_not_safe(tmp_path, monkeypatch):
         auth.find_key()
 
 
+def test_a_key_file_with_something_else(tmp_path):
+    path = tmp_path / "key"
+    path.touch(0o600)
+    for data in (b"", b"hello\n", b"\xff" * 100, b"00" * 33):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=f"the key file {path} must hold 64 hexadecimal"):
+            auth.read_key_file(path)
+
+
 def test_two_processes_make_one_key_file(tmp_path):
     path = tmp_path / "key"
     text = """

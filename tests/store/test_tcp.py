@@ -63,6 +63,12 @@ def test_a_host_that_nobody_knows():
         hpcdist.TCPStore("no-such-host.invalid", 1, timeout=3, auth_key=KEY)
 
 
+@pytest.mark.parametrize("host", ["node1..cluster", 70 * "n"])
+def test_a_host_that_cannot_be(host):
+    with pytest.raises(DistNetworkError, match=f"the host {host} is not known"):
+        hpcdist.TCPStore(host, 9, timeout=0.5)
+
+
 def test_addresses_are_never_turned_into_names(monkeypatch):
     for name in ("getnameinfo", "gethostbyaddr", "getfqdn"):
         monkeypatch.setattr(socket, name, None)
