@@ -71,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             print(f"hpcdist top: {printable(str(error))}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:  # the usual end, also in the middle of a look
+            return 0
         if options.encoded:
             print(base64.encodebytes(json.dumps(rows).encode()).decode(), end="")
             return 0

@@ -175,6 +175,15 @@ def test_what_is_started_elsewhere():
     assert first[3].endswith("-m hpcdist top 77 --json --elsewhere --stacks")
 
 
+def test_ctrl_c_in_the_middle_of_a_look(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_everywhere", interrupted)
+    assert cli.main(["top"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_all_nodes_of_a_slurm_job_are_asked(as_json, monkeypatch):
     """With --json it showed this node's ranks alone."""
