@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         default="auto",
         metavar="NAME",
-        help="mpirun, srun or the path of one (default: srun inside a Slurm job, else mpirun)",
+        help="mpirun, srun or the path of one (default: srun in salloc's shell, else mpirun)",
     )
     parser.add_argument(
         "--no-bind", action="store_true", help="let every rank use all cores of its machine"

@@ -287,7 +287,7 @@ def find(choice: str = "auto", environ: Mapping[str, str] | None = None) -> Star
     Parameters
     ----------
     choice : str
-        ``auto``: srun inside a Slurm job whose srun has the right plugin, else mpirun. ``mpirun``
+        ``auto``: srun in salloc's shell if it has the right plugin, else mpirun. ``mpirun``
         or ``srun``: that one. A path: that program.
     environ : mapping, optional
         Read instead of ``os.environ``.
@@ -305,7 +305,8 @@ def find(choice: str = "auto", environ: Mapping[str, str] | None = None) -> Star
     env = os.environ if environ is None else environ
     wanted = family()
     if choice in ("auto", "srun"):
-        # inside a job step srun would start a step in the step
+        # Inside a job step srun would start a step in the step. A batch script has the variable as
+        # well: there mpirun starts also what does not fit into the tasks that sbatch was told.
         inside = "SLURM_JOB_ID" in env and "SLURM_PROCID" not in env
         srun = shutil.which("srun", path=env.get("PATH")) if inside or choice == "srun" else None
         plugin = _plugin(srun, wanted) if srun else None
