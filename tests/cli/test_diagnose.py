@@ -13,6 +13,7 @@ import pytest
 from mpis import FAMILY
 from places import ROOT
 
+from hpcdist import config
 from hpcdist.cli.diagnose import (
     advice,
     binding,
@@ -289,6 +290,14 @@ def test_the_table_says_what_the_job_scripts_set():
     del exported["OMP_NUM_THREADS"], table["OMP_NUM_THREADS"]  # computed there, in words here
     assert exported == table
     assert len({each.variable for each in settings.SETTINGS}) == len(settings.SETTINGS)
+
+
+def test_settings_without_secrets():
+    """People put the report into public issues."""
+    secret = [each.variable for each in config.options() if each.secret]
+    assert {"HPCDIST_STORE_KEY", "HPCDIST_DEBUG_TOKEN"} <= set(secret)
+    section = settings.collect(Place({**dict.fromkeys(secret, "xyz"), "HPCDIST_CHECK": "off"}))
+    assert facts(section) == {"HPCDIST_CHECK": "off"}
 
 
 def test_the_launchers_words_without_secrets():

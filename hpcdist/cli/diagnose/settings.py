@@ -101,9 +101,12 @@ def collect(place: Place, family: str | None = None) -> Section:
     """
     section = Section("settings", "Settings")
     known = {setting.variable: setting for setting in SETTINGS}
+    secret = {option.variable for option in config.options() if option.secret}
     for name in sorted(place.env):
         value = place.env[name]
-        if not (name in known or name.startswith(_FAMILIES)) or name.endswith("_KEY"):
+        if not (name in known or name.startswith(_FAMILIES)):
+            continue
+        if name in secret or name.endswith("_KEY"):
             continue
         if name.startswith("OMPI_MCA_") and name not in known and _launchers_own(name):
             continue
