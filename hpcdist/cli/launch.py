@@ -24,6 +24,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
+from hpcdist import config
 from hpcdist.errors import DistBackendError
 from hpcdist.launchers import batch, commands, rank, variables
 from hpcdist.startup.variables import free_port
@@ -117,7 +118,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _problem(options: argparse.Namespace, hosts: Sequence[str]) -> str:
-    """What is wrong with the options; "" if nothing is."""
+    """What is wrong with the options, or the setting that is looked at; "" if nothing is."""
+    try:
+        config.get("ft")
+    except ValueError as error:
+        return str(error)
     if options.standby and not options.max_restarts:
         return "--standby needs --max-restarts: spare places are for a job that is started again"
     if hosts and options.standby >= len(hosts):

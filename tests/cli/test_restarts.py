@@ -154,3 +154,9 @@ def test_cleaning_a_folder_that_is_gone():
 def test_options_that_contradict(options, said, capfd):
     assert main(["launch", "-n", "4", *options, __file__]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_a_setting_that_makes_no_sense(monkeypatch, capfd):
+    monkeypatch.setenv("HPCDIST_FT", "maybe")
+    assert main(["launch", "-n", "4", __file__]) == 2
+    assert "hpcdist launch: HPCDIST_FT='maybe' is not valid" in capfd.readouterr().err
