@@ -44,6 +44,8 @@ class Store:
     """
 
     _timeout: timedelta = DEFAULT_TIMEOUT
+    #: Whether a wait that is too short does nothing but raise: torch's TCPStore logs each.
+    _waits_quietly = True
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

@@ -52,6 +52,10 @@ class PrefixStore(Store):
             store = store._store
         return store
 
+    @property
+    def _waits_quietly(self) -> bool:  # type: ignore[override]
+        return self._store._waits_quietly
+
     def _name(self, key: str) -> str:
         return self._prefix + key_of(key)
 

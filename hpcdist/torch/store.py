@@ -186,6 +186,8 @@ class _ToTorch(c10d.Store):
 class _FromTorch(Store):
     """A store of torch's with hpcdist's errors."""
 
+    _waits_quietly = False
+
     def __init__(self, inner: c10d.Store) -> None:
         # torch's stub leaves half of the methods out
         self.inner: Any = inner

@@ -285,3 +285,24 @@ def test_gloo_over_our_store(monkeypatch):
         first.kill()
         first.wait()
         first.stdout.close()
+
+
+def test_a_roll_call_over_torchs_store_logs_nothing():
+    """Its C++ logged two lines for each wait of a second."""
+    program = """
+import torch.distributed as td
+from hpcdist import DistTimeoutError
+from hpcdist.startup import steps
+from hpcdist.torch.store import from_torch
+from datetime import timedelta
+tcp = td.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+store = from_torch(td.PrefixStore("x", tcp))
+try:
+    steps.meet(store, 0, 2, timedelta(seconds=1.5), "here", "")
+except DistTimeoutError:
+    print("late")
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "late\n" and "waitForInput" not in done.stderr, done.stderr

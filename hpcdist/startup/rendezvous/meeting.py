@@ -233,10 +233,10 @@ def _wait(store: Any, prefix: str, end: float) -> str | None:
         left = end - time.monotonic()
         if left <= 0:
             return None
-        if isinstance(store, Store):
+        if isinstance(store, Store) and store._waits_quietly:
             with contextlib.suppress(StoreTimeoutError):
                 store.wait([key], min(left, _SLICE))
-        else:  # in torch's, what a short timeout does depends on the store (HashStore: for ever)
+        else:  # in torch's, what a short wait does depends on the store (HashStore: it never ends)
             time.sleep(min(left, pause))
             pause = min(2 * pause, 0.1)
     return store.get(key).decode()
