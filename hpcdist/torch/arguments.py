@@ -106,7 +106,8 @@ def root_of(opts: Any) -> int:
 
 def plain(tensor: Any) -> Any:
     """Return a tensor's memory without autograd, which torch's backends ignore too."""
-    return tensor.detach() if tensor.requires_grad else tensor
+    # what detach() makes of a sparse tensor would keep the result to itself
+    return tensor.detach() if tensor.requires_grad and not tensor.is_sparse else tensor
 
 
 def one(tensors: Any) -> Any:

@@ -124,6 +124,18 @@ def tensors_that_share_memory(folder: str) -> dict:
 
 
 @case
+def sparse_tensors(folder: str) -> dict:
+    rank, found = td.get_rank(), {}
+    for requires in (False, True):
+        places, values = torch.tensor([[rank, 2, 2]]), own(3, 2)
+        t = torch.sparse_coo_tensor(places, values, (8, 2)).requires_grad_(requires)
+        with torch.no_grad():
+            td.all_reduce(t)
+            found[f"all_reduce {requires}"] = t.to_dense()
+    return found
+
+
+@case
 def objects(folder: str) -> dict:
     rank, size = td.get_rank(), td.get_world_size()
     mine = {"rank": rank, "list": list(range(rank)), "tensor": own(2)}
