@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -105,7 +106,14 @@ def root_of(opts: Any) -> int:
 
 
 def plain(tensor: Any) -> Any:
-    """Return a tensor's memory without autograd, which torch's backends ignore too."""
+    """Return a tensor's memory without autograd, which torch's backends ignore too.
+
+    For the result of a functional collective, which may be in flight, it waits, as torch's own
+    backends do.
+    """
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    if functional is not None and isinstance(tensor, functional.AsyncCollectiveTensor):
+        tensor = tensor.trigger_wait()
     # what detach() makes of a sparse tensor would keep the result to itself
     return tensor.detach() if tensor.requires_grad and not tensor.is_sparse else tensor
 

@@ -124,6 +124,36 @@ def tensors_that_share_memory(folder: str) -> dict:
 
 
 @case
+def results_of_functional_collectives(folder: str) -> dict:
+    """Each may be in flight when the next call takes it."""
+    rank, size, world = td.get_rank(), td.get_world_size(), td.group.WORLD
+
+    def coming(n: int) -> torch.Tensor:
+        found = functional.reduce_scatter_tensor(own(n * size), "sum", 0, world)
+        assert type(found) is functional.AsyncCollectiveTensor
+        return found
+
+    found = {}
+    for requires in (False, True):
+        t = coming(4).requires_grad_(requires)
+        td.all_reduce(t, td.ReduceOp.MAX)
+        found[f"all_reduce {requires}"] = t.detach() + 0
+    found["broadcast"] = t = coming(4)
+    td.broadcast(t, 1)
+    found["all_gather"] = outs = [poisoned(3) for _ in range(size)]
+    td.all_gather(outs, coming(3))
+    found["all_to_all"] = outs = [poisoned(2) for _ in range(size)]
+    td.all_to_all(outs, list(coming(2 * size).split(2)))
+    found["reduce_scatter_tensor"] = t = poisoned(2)
+    td.reduce_scatter_tensor(t, coming(2 * size))
+    found["came"] = t = poisoned(3)
+    works = [td.isend(coming(3), (rank + 1) % size), td.irecv(t, (rank - 1) % size)]
+    for work in works:
+        work.wait()
+    return {k: [t + 0 for t in v] if isinstance(v, list) else v + 0 for k, v in found.items()}
+
+
+@case
 def sparse_tensors(folder: str) -> dict:
     rank, found = td.get_rank(), {}
     for requires in (False, True):
