@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -31,9 +32,10 @@ class BridgeWindow(Window):
 
     def _seconds(self, opts: Any) -> float | None:
         """Return the limit that options give: torch writes "no timeout" as a negative one."""
-        if isinstance(opts, PutOptions) or not hasattr(opts, "timeout"):
-            return seconds_of(opts)
-        return seconds_of(PutOptions(limit_of(opts.timeout)))
+        timeout = getattr(opts, "timeout", None)
+        if isinstance(timeout, timedelta) and not isinstance(opts, PutOptions):
+            return seconds_of(PutOptions(limit_of(timeout)))
+        return seconds_of(opts)
 
     def _handle(self, work: Any, tensors: list[torch.Tensor]) -> Work:
         return BridgeWork(work, tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,6 +89,17 @@ def test_a_wait_for_a_signal_has_the_timeout_of_torchs_options():
         opts.timeout = timedelta(milliseconds=50)
         with parallel_raises(dist.DistTimeoutError, match=r"0\.05 s in wait_signal"):
             window.wait_signal(group.rank(), False, opts)
+
+
+def test_a_timeout_of_foreign_options_is_a_number_of_seconds_or_refused():
+    with torchs_group() as group:
+        window, own = group.new_window(torch.zeros(4)), group.rank()
+        with parallel_raises(dist.DistTimeoutError, match=r"0\.05 s in wait_signal"):
+            window.wait_signal(own, False, SimpleNamespace(timeout=0.05))
+        with parallel_raises(TypeError, match=r"a datetime\.timedelta or seconds, not str"):
+            window.put(torch.ones(2), own, 0, False, SimpleNamespace(timeout="3"))
+        with parallel_raises(TypeError, match="opts must be a PutOptions, not int"):
+            window.put(torch.ones(2), own, 0, False, 3)
 
 
 def test_hooks_see_operations_of_both_sides():
