@@ -221,6 +221,11 @@ def test_nothing_to_read(tmp_path, capsys):
         load(tmp_path, None)
 
 
+def test_profiles_without_a_trace_are_refused(tmp_path, capsys):
+    assert main(["analyze", str(tmp_path), "--profiles", "trace0.json"]) == 2
+    assert "--profiles needs --trace FILE" in capsys.readouterr().err
+
+
 def test_a_folder_with_a_fifo_is_no_trap(tmp_path):
     """Opening one waits until somebody writes to it."""
     os.mkfifo(tmp_path / "fifo")

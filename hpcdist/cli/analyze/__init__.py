@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Analyze; 1 if nothing can be read or written, 3 if the ranks diverged."""
+    if options.profiles and not options.trace:
+        print("hpcdist analyze: --profiles needs --trace FILE, which takes them", file=sys.stderr)
+        return 2
     try:
         recordings, notes = load(options.dir, options.job)
         for note in notes:
