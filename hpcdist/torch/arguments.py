@@ -11,6 +11,7 @@ import torch
 from torch.distributed import ReduceOp as TorchOp
 
 from hpcdist._ops import ReduceOp
+from hpcdist.groups.numbers import whole
 
 _OPS = {
     kind: getattr(ReduceOp, name)
@@ -92,17 +93,19 @@ def op_of(opts: Any) -> Any:
     if isinstance(opts, _Changed):
         return op_of(opts.opts)
     op: Any = getattr(opts, "reduceOp", TorchOp.SUM if opts is None else opts)
-    if type(op) is not TorchOp:
+    if isinstance(op, TorchOp.RedOpType):  # which equal numbers, too
         return _OPS[op]
+    if type(op) is not TorchOp:
+        raise TypeError(f"op must be a torch.distributed.ReduceOp, not {type(op).__name__}: {op!r}")
     kind, factor = op.__getstate__()  # type: ignore[attr-defined]
     return _OPS[kind] if factor is None else ReduceOp.PREMUL_SUM(factor)
 
 
 def root_of(opts: Any) -> int:
     """Return the root of torch's options, or of its short forms, which pass the rank itself."""
-    if isinstance(opts, _Changed):
-        return root_of(opts.opts)
-    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+    if opts is None:
+        return 0
+    return int(opts.rootRank if hasattr(opts, "rootRank") else whole(opts, "root"))
 
 
 def plain(tensor: Any) -> Any:

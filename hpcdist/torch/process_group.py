@@ -20,6 +20,7 @@ from hpcdist.backends.dispatch import barrier_device
 from hpcdist.collectives.monitored_barrier import monitored_barrier
 from hpcdist.groups import sparse
 from hpcdist.groups.c10d import device_of
+from hpcdist.groups.numbers import split_sizes
 from hpcdist.torch.arguments import blocks, bounded, every, one, op_of, plain, root_of
 from hpcdist.torch.base import NAME, BridgeBase
 from hpcdist.torch.compat import NAMES
@@ -53,24 +54,23 @@ class BridgeGroup(BridgeBase):
 
     @by_device
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        opts = bounded(opts, timeout)
+        root, opts = root_of(opts), bounded(opts, timeout)
         tensor = one(tensors)
         if self.noted is not None:
             self.noted.append(tensor)
         both = [tensor]
-        return self._call("broadcast", opts, both, both, tensor, root_of(opts))
+        return self._call("broadcast", opts, both, both, tensor, root)
 
     @by_device
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        opts = bounded(opts, timeout)
+        op, opts = op_of(opts), bounded(opts, timeout)
         tensor = one(tensors)
         if tensor.is_sparse:  # of DDP with a sparse embedding, for example
             return self._now(
-                "sparse_all_reduce", opts, [tensor], sparse.all_reduce, self._carrier, tensor,
-                op_of(opts),
-            )  # fmt: skip
+                "sparse_all_reduce", opts, [tensor], sparse.all_reduce, self._carrier, tensor, op
+            )
         both = [tensor]
-        return self._call("all_reduce", opts, both, both, tensor, op_of(opts))
+        return self._call("all_reduce", opts, both, both, tensor, op)
 
     @by_device
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
@@ -81,9 +81,9 @@ class BridgeGroup(BridgeBase):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = one(tensors)
         both = [tensor]
-        kind = op_of(op) if isinstance(opts, int) else op_of(opts)
+        root, kind = root_of(opts), op_of(opts if hasattr(opts, "reduceOp") else op)
         opts = bounded(opts, timeout)
-        return self._call("reduce", opts, both, both, tensor, root_of(opts), kind)
+        return self._call("reduce", opts, both, both, tensor, root, kind)
 
     @by_device
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
@@ -112,8 +112,8 @@ class BridgeGroup(BridgeBase):
 
     @by_device
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        opts = bounded(opts, timeout)
         root, own = root_of(opts), one(inputs)
+        opts = bounded(opts, timeout)
         gathered = every(outputs) if self._carrier.rank == root else None
         return self._call("gather", opts, [own], gathered or [], own, gathered, root)
 
@@ -128,8 +128,8 @@ class BridgeGroup(BridgeBase):
 
     @by_device
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        opts = bounded(opts, timeout)
         root, output = root_of(opts), one(outputs)
+        opts = bounded(opts, timeout)
         parts = every(inputs) if self._carrier.rank == root else None
         return self._call("scatter", opts, parts or [], [output], output, parts, root)
 
@@ -137,9 +137,9 @@ class BridgeGroup(BridgeBase):
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> Work:
-        opts = bounded(opts, timeout)
+        op, opts = op_of(opts), bounded(opts, timeout)
         output, parts = one(outputs), every(inputs)
-        return self._call("reduce_scatter", opts, [parts], [output], output, parts, op_of(opts))
+        return self._call("reduce_scatter", opts, [parts], [output], output, parts, op)
 
     @by_device
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
@@ -169,8 +169,7 @@ class BridgeGroup(BridgeBase):
     ) -> Work:
         opts = bounded(opts, timeout)
         output, input = plain(output), plain(input)
-        outs = list(output_splits) if output_splits else None
-        ins = list(input_splits) if input_splits else None
+        outs, ins = split_sizes(self._carrier, input, output_splits, input_splits)
         return self._call("all_to_all_single", opts, [input], [output], output, input, outs, ins)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as td
@@ -181,6 +182,44 @@ def test_torchs_names_of_arguments(rng):
         parallel_assert(got.item() == (rank - 1) % size)
         with parallel_raises(TypeError, match="unexpected keyword"):
             group.broadcast(t, nothing=0)
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
+def test_a_root_of_numpy_or_a_tensor(kind):
+    """Where it was not an int, it was 0."""
+    with torchs_group() as group:
+        check, (size, rank), last = Check(), (group.size(), group.rank()), group.size() - 1
+        own = torch.full((2,), rank + 1.0)
+        group.broadcast(found := own.clone(), kind(last)).wait()
+        check.that(found.tolist() == [size] * 2, f"broadcast: {found}")
+        group.reduce(found := own.clone(), kind(last), td.ReduceOp.MAX).wait()
+        check.that(rank < last or found.tolist() == [size] * 2, f"reduce: {found}")
+        parts = [torch.zeros(2) for _ in range(size)] if rank == last else []
+        group.gather(parts, own, kind(last)).wait()
+        check.that(all(t.tolist() == [i + 1.0] * 2 for i, t in enumerate(parts)), f"{parts}")
+        group.scatter(found := torch.zeros(2), parts, kind(last)).wait()
+        check.equal(found, own, "scatter")
+        check.done()
+
+
+def test_short_forms_refuse_what_is_no_root_or_operation():
+    with torchs_group() as group:
+        t = torch.ones(2)
+        for call in (group.broadcast, group.reduce):
+            with parallel_raises(TypeError, match="root must be a whole number, not float"):
+                call(t, 1.0)
+        for wrong in (5, dist.ReduceOp.MAX):
+            with parallel_raises(TypeError, match=r"op must be a torch\.distributed\.ReduceOp"):
+                group.allreduce(t, wrong)
+        parallel_assert(t.tolist() == [1.0] * 2, f"{t}")
+
+
+def test_splits_of_numpy():
+    with torchs_group() as group:
+        size, rank = group.size(), group.rank()
+        found, ones = torch.zeros(size), np.ones(size, np.int64)
+        td.all_to_all_single(found, torch.arange(float(size)), ones, ones, group=group)
+        parallel_assert(found.tolist() == [rank] * size, f"{found}")
 
 
 def test_the_future_of_all_gather_coalesced_has_gloos_lists():
