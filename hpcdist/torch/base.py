@@ -23,7 +23,7 @@ from hpcdist.errors import DistTimeoutError
 from hpcdist.flight_recorder import Entry, Where, recorder
 from hpcdist.groups import joining
 from hpcdist.groups import state as _group
-from hpcdist.groups.new_group import new_group
+from hpcdist.groups.new_group import checked, new_group
 from hpcdist.groups.world import Absent
 from hpcdist.operations import TRACED_AS
 from hpcdist.torch.arguments import begun
@@ -323,11 +323,12 @@ class BridgeBase(ProcessGroup):
 
         The members keep this group's order, as in torch, whatever the order of `new_ranks`.
         """
-        if self._carrier.rank not in new_ranks:
+        members = checked(new_ranks, self._where()[1], f"group {self._name!r}")
+        if self._carrier.rank not in members:
             return None
         joining.refuse(self.ours, "new_group")
         made = new_group(
-            [self.ours.members.ranks[rank] for rank in sorted(new_ranks)],
+            [self.ours.members.ranks[rank] for rank in sorted(members)],
             timeout=limit_of(timeout),
             group_desc=group_desc,
             sort_ranks=False,

@@ -214,6 +214,12 @@ def test_short_forms_refuse_what_is_no_root_or_operation():
         parallel_assert(t.tolist() == [1.0] * 2, f"{t}")
 
 
+@pytest.mark.parametrize(("ranks", "why"), [([-1, 0], "rank -1 is outside"), ([0, 0], "twice")])
+def test_split_group_refuses_ranks_that_the_group_has_not(ranks, why):
+    with torchs_group() as group, parallel_raises(ValueError, match=why):
+        group.split_group(ranks, timedelta(seconds=2))
+
+
 def test_splits_of_numpy():
     with torchs_group() as group:
         size, rank = group.size(), group.rank()
