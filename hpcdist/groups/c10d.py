@@ -19,6 +19,7 @@ from hpcdist.backends.carrier import Carrier
 from hpcdist.backends.dispatch import agreeing, barrier_device
 from hpcdist.backends.refusal import refusing
 from hpcdist.groups.members import Members
+from hpcdist.groups.numbers import whole
 from hpcdist.groups.rooted import has_list, parts_of_root
 from hpcdist.groups.tensors import reals_or_raise, sparse_or_raise
 from hpcdist.typing import Op, TensorLike
@@ -355,9 +356,9 @@ def device_of(opts: Any) -> Any:
     return chosen[0] if chosen else getattr(getattr(opts, "device", None), "index", None)
 
 
-def _root(opts: Any) -> Any:
+def _root(opts: Any) -> int:
     """Return the root of options, or a short form's, which is one itself."""
-    return 0 if opts is None else getattr(opts, "rootRank", opts)
+    return 0 if opts is None else whole(getattr(opts, "rootRank", opts), "root")
 
 
 def _seconds(opts: Any, timeout: Any) -> float:

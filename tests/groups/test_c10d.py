@@ -121,6 +121,14 @@ def test_lists_and_options():
     t = own()
     pg.broadcast(t, np.int64(last)).wait()
     found["a root that is a number of NumPy"] = int(t) == last
+    flat = torch.zeros(size, dtype=torch.int64) if rank == last else None
+    pg.gather_single(flat, own(), np.int64(last)).wait()
+    found["gather_single to it"] = flat is None or flat.tolist() == list(range(size))
+    gathered = each(size) if rank == last else []
+    pg.gather(gathered, own(), torch.tensor(last)).wait()
+    (t,) = each(1)
+    pg.scatter(t, gathered, np.int64(last)).wait()
+    found["gather to it, and scatter from it"] = int(t) == rank
     out = [each(size)] if rank == last else []
     pg.gather(out, [own()], rooted(dist.GatherOptions, rootRank=last)).wait()
     found["gather"] = rank != last or [int(x) for x in out[0]] == list(range(size))
@@ -218,6 +226,7 @@ WRONG = {
     "a list is missing": ("scatter", ValueError, lambda pg, t: pg.scatter(t, None, 0)),
     "no destinations": ("gather", ValueError, lambda pg, t: pg.gather(None, t, 0)),
     "of another size": ("gather_single", ValueError, lambda pg, t: pg.gather_single(t[:0], t)),
+    "no whole number": ("broadcast", TypeError, lambda pg, t: pg.broadcast(t, 0.5)),
     "two tensors": ("all_reduce", ValueError, lambda pg, t: pg.allreduce([t, t])),
     "sparse": ("all_reduce", ValueError, lambda pg, t: pg.allreduce(t.to_sparse())),
     "no splits": (
@@ -244,6 +253,7 @@ def test_the_other_ranks_hear_of_arguments_that_are_refused(case):
         "gather": lambda: pg.gather([], [t], 0),
         "gather_single": lambda: pg.gather_single(None, t, 0),
         "all_reduce": lambda: pg.allreduce([t]),
+        "broadcast": lambda: pg.broadcast(t, 0),
         "all_to_all_single": lambda: pg.alltoall_base(t.clone(), t, [], []),
         "all_reduce_coalesced": lambda: pg.allreduce_coalesced([t, t.clone()]),
     }
