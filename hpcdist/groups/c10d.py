@@ -321,7 +321,7 @@ class C10d:
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         """Begin to send to a rank of the group, as :func:`hpcdist.isend`; it must receive."""
-        return self.carrier.isend(_one(tensors), dstRank, tag)
+        return self.carrier.isend(_one(tensors), self.members.check(dstRank, "dstRank"), tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         """Begin to receive from a rank of the group, as :func:`hpcdist.irecv`; it must send."""

@@ -266,7 +266,9 @@ def test_the_other_ranks_hear_of_arguments_that_are_refused(case):
     pg.barrier().wait()
 
 
-def test_a_receive_from_a_rank_that_is_none():
+def test_messages_to_and_from_a_rank_that_is_none():
     pg = dist.group.WORLD
+    with parallel_raises(TypeError, match="dstRank must be a whole number, not float"):
+        pg.send([torch.zeros(1)], 0.5)
     with parallel_raises(ValueError, match="srcRank=-1 is outside the group"):
         pg.recv([torch.zeros(1)], -1)
