@@ -30,6 +30,7 @@ from hpcdist.torch.arguments import begun
 from hpcdist.torch.compat import recorded_as
 from hpcdist.torch.delegate import give_delegate
 from hpcdist.torch.elsewhere import Elsewhere
+from hpcdist.torch.functional import keep_for_graphs
 from hpcdist.torch.hooks import after, before
 from hpcdist.torch.ranges import shown
 from hpcdist.torch.timeouts import asks_to_set_it, settable
@@ -396,6 +397,8 @@ class BridgeBase(ProcessGroup):
         return self._recorder.add(where, name, inputs, outputs, limit, peers, backend=RECORDED_AS)
 
     def _collect(self, work: Work) -> Work:
+        if isinstance(work, BridgeWork):
+            keep_for_graphs(work)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -1,4 +1,4 @@
-"""The functional collective that torch up to 2.13 does not forward to groups in Python."""
+"""What torch's C++ does for functional collectives, and not for groups written in Python."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ def register() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the override of torch's kernel is intended
             _library.impl(_NAME, _all_gather, "CompositeExplicitAutograd", allow_override=True)
+
+
+def keep_for_graphs(work: Any) -> None:
+    """Let ``wait_tensor`` of an operation's tensors wait for it, where the program says so.
+
+    It does under ``allow_inflight_collective_as_graph_input_ctx``: what begins outside of a
+    compiled function is waited for inside.
+
+    Parameters
+    ----------
+    work : BridgeWork
+        Begun in this process.
+    """
+    if c10d._allow_inflight_collective_as_graph_input():
+        for tensor in work.result():
+            c10d._register_work(tensor, work)
 
 
 def _all_gather(input: Any, group_size: int, group_name: str, *, out: Any) -> Any:

@@ -25,6 +25,7 @@ import hpcdist.torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import bridge_calls
 import bridge_compiled
+import bridge_functional
 import bridge_hooks
 import bridge_orders
 import bridge_profiled
@@ -37,6 +38,7 @@ warnings.filterwarnings("ignore")
 MODULES = (
     bridge_calls,
     bridge_orders,
+    bridge_functional,
     bridge_training,
     bridge_hooks,
     bridge_sharded,
