@@ -70,6 +70,8 @@ def test_tensors_inside_a_transform_are_named():
                 dist.all_reduce(x.detach())
             except TypeError as error:
                 check.that(says in str(error), f"{says}: {error}")
+                # which is no way out: torch refuses autograd.Function in transforms
+                check.that("nn.functional" not in str(error), f"{says}: {error}")
             else:
                 check.that(False, f"{says}: no error")
             return x.sum()

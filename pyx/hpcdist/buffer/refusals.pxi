@@ -32,14 +32,15 @@ cdef str without_memory(object torch, object obj):
     if wrapped.is_batchedtensor(obj):
         return "is inside torch.vmap, which no operation between processes can be part of: make the call outside of it"
     if wrapped.is_gradtrackingtensor(obj):
-        return "is inside a transform of torch.func: make the call outside of it, or use hpcdist.nn.functional"
+        return "is inside a transform of torch.func: make the call outside of it"
     if torch._is_functional_tensor(obj):
         return "is a functionalized tensor, as in tracing: it has no memory of its own"
     if obj.is_nested:
         return "is a nested tensor: its parts have shapes of their own; pass one dense tensor, e.g. its values()"
     if interprets(torch, type(obj)):
         return (f"is a {type(obj).__name__}, a class that carries out operations itself (__torch_dispatch__), so its "
-                f"memory is not known; pass the tensor that it stands for (of a DTensor: to_local())")
+                "memory is not known; pass the tensor that it stands for (of a DTensor: "
+                "to_local(); of an AsyncCollectiveTensor: wait())")
     if obj.layout != torch.strided or obj.device.type == "meta":
         return None
     if obj._is_zerotensor():
