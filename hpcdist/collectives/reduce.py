@@ -70,8 +70,8 @@ def all_reduce(
     Notes
     -----
     The result is bitwise the same on all ranks, and from run to run. float16 and bfloat16 are
-    added in float32 and rounded once per step of the reduction. A NaN wins in MIN and MAX. Source:
-    ``torch.distributed.all_reduce``.
+    added in float32 and rounded once per step of the reduction. A NaN wins in MIN and MAX.
+    Source: ``torch.distributed.all_reduce``.
     """
     # one attribute and one native call: anything more would be measurable at 8 bytes
     comm = _world.comm if group is None else carrier_of(group)
