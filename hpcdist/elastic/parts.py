@@ -22,6 +22,7 @@ from hpcdist.elastic.sharded import (
 )
 from hpcdist.groups.process_group import ProcessGroup
 from hpcdist.groups.world import world
+from hpcdist.parallel import optimizer_state
 from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
 #: Entries of the copy of a module.
@@ -196,7 +197,7 @@ class _WithState(_Shared):
         return copy.deepcopy(without_shards(self._thing.state_dict()))
 
     def restore(self, taken: Any) -> None:
-        self._thing.load_state_dict(with_shards(copy.deepcopy(taken), self._thing))
+        optimizer_state.load(self._thing, with_shards(copy.deepcopy(taken), self._thing))
         if isinstance(self._thing, torch.amp.GradScaler):
             # Not in its state: that a step which did not end had unscaled its gradients.
             self._thing._per_optimizer_states.clear()

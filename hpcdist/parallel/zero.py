@@ -16,6 +16,7 @@ from hpcdist.groups.comparison import naming
 from hpcdist.groups.numbers import yes_or_no
 from hpcdist.groups.resolve import member
 from hpcdist.groups.state import ProcessGroup
+from hpcdist.parallel import optimizer_state
 from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
 from hpcdist.parallel.sync import packed, send
@@ -493,7 +494,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
                 local["state"][place] = state[index[parameter]]
         for group, values in zip(local["param_groups"], options, strict=True):
             group.update(values)
-        self.optim.load_state_dict(local)
+        optimizer_state.load(self.optim, local)
         self._options(self.optim.param_groups, self.param_groups)
         self._all_states = None
 

@@ -68,6 +68,7 @@ SHARED = {
     "parallel/ddp/settings": "parallel/ddp/test_extras.py",
     "parallel/ddp/shares": "elastic/test_turns.py",
     "parallel/describe": "parallel/ddp/test_faults.py",
+    "parallel/optimizer_state": "elastic/test_optimizers.py",
     "parallel/zero_arguments": "parallel/test_zero.py",
     "typing": "types/public_api.py",
     "parallel/reducer": "parallel/ddp/test_ddp.py",
