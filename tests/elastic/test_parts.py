@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hpcdist.elastic import refusals
+from hpcdist.elastic.commit import packed, unpacked
 from hpcdist.elastic.parts import part_of
 from hpcdist.testing import parallel_assert
 
@@ -108,3 +109,56 @@ def test_buffers_that_forward_makes_or_lengthens():
     model(8)
     part.restore_own(share)
     parallel_assert(model.content() == left, f"{model.content()}")
+
+
+class Counter(torch.nn.Module):
+    """Has a count and a tensor beside its buffers, in its state_dict all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(2.0).expand(3, -1))
+        self.calls, self.sums = 0, torch.zeros(2)
+
+    def forward(self) -> None:
+        self.calls += 1
+        self.sums += self.calls
+
+    def get_extra_state(self) -> dict[str, object]:
+        return {"calls": self.calls, "sums": self.sums}
+
+    def set_extra_state(self, state: dict[str, object]) -> None:
+        self.calls, self.sums = state["calls"], state["sums"]
+
+
+def test_the_extra_state_of_a_module_and_a_buffer_that_is_expanded():
+    """The one stayed as the failed step had left it, and the other was an error in the recovery."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), Counter())
+    counter = model[1]
+    part = part_of(model, "model")
+    counter()
+    taken = part.take()
+    for _ in range(2):  # the copy stays as it is
+        counter()
+        part.restore(taken)
+        found = counter.calls, counter.sums.tolist(), counter.table.tolist()
+        parallel_assert(found == (1, [1.0] * 2, [[0.0, 1.0]] * 3), f"{found}")
+
+    fresh = torch.nn.Sequential(torch.nn.Linear(1, 1), Counter())
+    other = part_of(fresh, "model")
+    other.restore(other.join(*map(unpacked, map(packed, part.divide(taken)))))
+    parallel_assert(fresh[1].calls == 1 and fresh[1].sums.tolist() == [1.0] * 2)
+
+    share = part.take_own()
+    counter()
+    part.restore_own(share)
+    parallel_assert(counter.calls == 1)
+
+
+def test_a_commit_of_an_earlier_version_has_no_extra_state():
+    model = Counter()
+    part = part_of(model, "model")
+    taken = part.take()
+    del taken["buffers"]["extra"]
+    model()
+    part.restore(taken)
+    parallel_assert(model.calls == 1)
