@@ -53,6 +53,8 @@ class Gradients:
         found = [_gradient(parameter) for parameter in parameters]
         now = [None if each is None else _mark(each) for each in found]
         self._learn(now)
+        if any(map(_has_graph, parameters)):
+            self._added = True  # backward adds to it in another place, which looks like a drop
         number = next(self._numbers)
         self._marks[number] = now
         self._marks.pop(number - _REMEMBERED, None)
@@ -124,7 +126,8 @@ class Gradients:
         for parameter, mark in zip(parameters, marks, strict=True):
             found = _gradient(parameter)
             stays = mark is not None and found is not None and _same(mark, _mark(found))
-            if stays and mark is not None and found is not None and found._version != mark[1]:
+            changed = stays and mark is not None and found is not None and found._version != mark[1]
+            if changed or (mark is not None and _has_graph(parameter)):
                 raise DistError(
                     "the step that failed has added to the gradients of the step before, and the "
                     "last commit has no copy of these, because the steps before dropped theirs: "
@@ -144,6 +147,11 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     if is_shard(gradient) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
         return None
     return local(gradient)
+
+
+def _has_graph(parameter: torch.Tensor) -> bool:
+    """Whether a backward with ``create_graph=True`` has made its gradient."""
+    return parameter.grad is not None and parameter.grad.requires_grad
 
 
 def _mark(gradient: torch.Tensor) -> _Mark:

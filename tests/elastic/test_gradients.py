@@ -143,6 +143,41 @@ def test_the_first_step_that_adds_to_them():
         _train(_build("plain"), "at the start", later, False, {7: "backward"})
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["always", "later"])
+def test_backward_with_a_graph_adds_in_another_place(later):
+    """It looked as if steps dropped their gradients, and a repeated step added to none."""
+
+    def train(fails: set[int]) -> list[list[float]]:
+        model = _build("plain")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parts = [part_of(thing, "thing") for thing in (model, optimizer)]
+        taken, index = [part.take() for part in parts], 0
+        while index < 12:
+            adds = not later or index >= 6
+            if index % 3 == 0 or not adds:
+                optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(index)
+            loss = model(torch.randn(6, 4, generator=generator)).square().mean()
+            loss.backward(create_graph=adds)
+            if index in fails:
+                fails.discard(index)
+                for part, copy in zip(parts, taken, strict=True):
+                    part.restore(copy)
+                continue
+            if index % 3 == 2 or not adds:
+                optimizer.step()
+            taken, index = [part.take() for part in parts], index + 1
+        return [p.flatten().tolist() for p in model.parameters()]
+
+    wanted = train(set())
+    for fails in ({7, 8, 10}, {9, 11}):
+        found = train(set(fails))
+        parallel_assert(found == wanted, f"{fails}: {found} != {wanted}")
+    if later:
+        with pytest.raises(DistError, match="no copy of these"):
+            train({6})
+
+
 def test_a_parameter_that_is_a_part_itself():
     """What a step that failed had added stayed, and the repeated one added to it."""
     weight, still = torch.ones(3, requires_grad=True), torch.ones(3)
