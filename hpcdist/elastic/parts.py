@@ -27,6 +27,8 @@ from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
 #: Entries of the copy of a module.
 _PARAMETERS, _BUFFERS, _GRADIENTS = "parameters", "buffers", "gradients"
+#: Entry of the state of an optimizer.
+_GROUPS = "param_groups"
 
 
 class Part(Protocol):
@@ -192,12 +194,17 @@ class _WithState(_Shared):
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
+        self._was_taken = False
 
     def take(self) -> Any:
+        self._was_taken = True
         return copy.deepcopy(without_shards(self._thing.state_dict()))
 
     def restore(self, taken: Any) -> None:
-        optimizer_state.load(self._thing, with_shards(copy.deepcopy(taken), self._thing))
+        state = with_shards(copy.deepcopy(taken), self._thing)
+        if self._was_taken and isinstance(self._thing, torch.optim.Optimizer) and _GROUPS in state:
+            del self._thing.param_groups[len(state[_GROUPS]) :]  # those of the failed step
+        optimizer_state.load(self._thing, state)
         if isinstance(self._thing, torch.amp.GradScaler):
             # Not in its state: that a step which did not end had unscaled its gradients.
             self._thing._per_optimizer_states.clear()

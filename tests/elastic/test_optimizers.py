@@ -92,6 +92,33 @@ def test_so_does_each_of_a_shard(kind: Callable[..., Any], whole: bool) -> None:
     parallel_assert(right, f"{problem} {_content(zero.optim)} != {wanted}")
 
 
+def test_a_group_that_the_failed_step_has_added_goes() -> None:
+    """It was an error in the recovery."""
+    first, second = _parameters(torch.float32)
+    optimizer = torch.optim.Adam([first])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    parts = [part_of(thing, "thing") for thing in (optimizer, scheduler)]
+
+    def step() -> list[float]:
+        optimizer.add_param_group({"params": [second], "lr": 0.5})
+        _step(optimizer)
+        return [group["lr"] for group in optimizer.param_groups]
+
+    _step(optimizer)
+    taken = [part.take() for part in parts]
+    found = []
+    for _ in range(3):
+        found.append(step())
+        for part, copy in zip(parts, taken, strict=True):
+            part.restore(copy)
+        left = len(optimizer.param_groups), [p is first for p in optimizer.state]
+        parallel_assert(left == (1, [True]), f"{left}")
+    parallel_assert(found == [[1e-3, 0.5]] * 3, f"{found}")
+    step()
+    with pytest.raises(ValueError, match="number of parameter groups"):  # of an earlier start
+        part_of(optimizer, "optimizer").restore(taken[0])
+
+
 def test_what_an_optimizer_makes_of_its_own_state_stays() -> None:
     """It saves less than it has, and says so in hooks."""
     optimizer = Master(_parameters(torch.bfloat16))
