@@ -205,7 +205,7 @@ class _WithState(_Shared):
         if self._was_taken and isinstance(self._thing, torch.optim.Optimizer) and _GROUPS in state:
             del self._thing.param_groups[len(state[_GROUPS]) :]  # those of the failed step
         optimizer_state.load(self._thing, state)
-        if isinstance(self._thing, torch.amp.GradScaler):
+        if isinstance(self._thing, torch.amp.GradScaler) and self._thing.is_enabled():
             # Not in its state: that a step which did not end had unscaled its gradients.
             self._thing._per_optimizer_states.clear()
 

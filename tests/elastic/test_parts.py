@@ -51,6 +51,12 @@ def test_a_scaler_whose_step_did_not_end_unscales_again(dies, monkeypatch):
     parallel_assert(moved == pytest.approx([2e-3] * 2, rel=1e-3), f"{moved}")
 
 
+def test_a_scaler_that_is_off():
+    """It was an error in the recovery: it keeps nothing of optimizers."""
+    part = part_of(torch.amp.GradScaler("cpu", enabled=False), "scaler")
+    part.restore(part.take())
+
+
 class Tables(torch.nn.Module):
     """Forward lengthens one buffer, makes two, and fills one that is None."""
 
