@@ -30,14 +30,15 @@ def load(thing: Any, state: dict[str, Any]) -> None:
         Of ``state_dict()``; the optimizer may have its tensors from here on.
     """
     thing.load_state_dict(state)
-    if not _is_plain(thing):
+    inner = getattr(thing, "optim", thing)  # that of a PostLocalSGDOptimizer
+    if not _is_plain(inner) or getattr(thing, "state", None) is not inner.state:
         return
-    parameters = [p for group in thing.param_groups for p in group["params"]]
+    parameters = [p for group in inner.param_groups for p in group["params"]]
     numbers = [n for group in state["param_groups"] for n in group["params"]]
     for parameter, number in zip(parameters, numbers, strict=True):
-        if parameter in thing.state:
+        if parameter in inner.state:
             saved = state["state"].get(number)
-            thing.state[parameter] = _with_types(thing.state[parameter], saved)
+            inner.state[parameter] = _with_types(inner.state[parameter], saved)
 
 
 def _is_plain(thing: Any) -> bool:

@@ -11,7 +11,8 @@ import torch
 import hpcdist as dist
 from hpcdist.elastic.parts import part_of
 from hpcdist.elastic.shards import Shards
-from hpcdist.optim import ZeroRedundancyOptimizer
+from hpcdist.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from hpcdist.parallel.averaging import PeriodicModelAverager
 from hpcdist.testing import parallel_assert
 
 pytestmark = [pytest.mark.ranks, pytest.mark.once]
@@ -48,6 +49,11 @@ def _content(optimizer: Any) -> list[tuple[str, list[Any]]]:
     return [(str(t.dtype), t.flatten().tolist()) for t in _tensors(dict(optimizer.state))]
 
 
+def _averaging(parameters: Any) -> Any:
+    averager = PeriodicModelAverager(period=2, warmup_steps=0)
+    return PostLocalSGDOptimizer(torch.optim.NAdam(parameters), averager)
+
+
 def _parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
     torch.manual_seed(3)
     return [torch.nn.Parameter(torch.randn(n, 3).to(dtype)) for n in (4, 2)]
@@ -63,7 +69,7 @@ KINDS = [torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adam, Master]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*KINDS, _averaging], ids=lambda kind: kind.__name__)
 def test_each_tensor_keeps_its_dtype(kind: Callable[..., Any], dtype: torch.dtype) -> None:
     """NAdam's product of momenta lost 16 of its 24 bits in a rollback."""
     optimizer = kind(_parameters(dtype))
