@@ -47,6 +47,7 @@ class Shards:
         self._zero = zero
         self._copies = copies
         self._group = zero.process_group
+        self._was_taken = False
 
     def group(self) -> Any:
         """Return the group that has them."""
@@ -65,6 +66,7 @@ class Shards:
         alone : bool
             Return this rank's only.
         """
+        self._was_taken = True
         mine = copy.deepcopy(self._zero.shard_state())
         received = {} if alone else spread(_pack(mine), self._copies, self._group.carrier)
         held = {rank: _unpack(each) for rank, each in received.items()}
@@ -174,6 +176,8 @@ class Shards:
         str
             On all ranks of the group which shards are lost with all their copies; "" if none.
         """
+        if self._was_taken:
+            self._zero.keep_groups(len(taken["groups"]))  # without those of the failed step
         if not whole and taken["size"] == self._group.size():
             own = taken["held"][self._group.rank()]
             self._zero.load_shard(copy.deepcopy(own), copy.deepcopy(taken["groups"]))

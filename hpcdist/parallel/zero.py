@@ -479,6 +479,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         """Return the options of the parameter groups, such as learning rates."""
         return [{k: v for k, v in g.items() if k not in _OWN} for g in self.param_groups]
 
+    def keep_groups(self, many: int) -> None:
+        """Forget the parameter groups behind the first so many; local."""
+        loads = self._loads[:]
+        for parameter in (p for group in self.param_groups[many:] for p in group["params"]):
+            loads[self._owner[parameter]] -= parameter.numel()
+            self.optim.state.pop(parameter, None)
+        if many < len(self.param_groups):
+            self._remove(many, loads)
+            self._lay_out()
+
     def load_shard(self, state: dict[int, Any], options: list[dict[str, Any]]) -> None:
         """Load what :meth:`shard_state`, of this rank or of more, and :meth:`shard_options` gave.
 

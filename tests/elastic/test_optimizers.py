@@ -125,6 +125,24 @@ def test_a_group_that_the_failed_step_has_added_goes() -> None:
         part_of(optimizer, "optimizer").restore(taken[0])
 
 
+@pytest.mark.parametrize("views", [False, True], ids=["apart", "views"])
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "divided anew"])
+def test_so_does_one_of_shards(whole: bool, views: bool) -> None:
+    first, second = (_parameters(torch.float32) for _ in range(2))
+    zero = ZeroRedundancyOptimizer(first, torch.optim.Adam, parameters_as_bucket_view=views, lr=0.1)
+    shards = Shards(zero, 1)
+    _step(zero)
+    taken, wanted, loads = shards.take(), _content(zero.optim), list(zero._loads)
+    for _ in range(2):
+        zero.add_param_group({"params": second})
+        _step(zero)
+        problem = shards.restore(taken, whole=whole)
+        right = not problem and _content(zero.optim) == wanted and zero._loads == loads
+        right = right and len(zero.param_groups) == 1
+        parallel_assert(right, f"{problem} {_content(zero.optim)} != {wanted}")
+    _step(zero)
+
+
 def test_what_an_optimizer_makes_of_its_own_state_stays() -> None:
     """It saves less than it has, and says so in hooks."""
     optimizer = Master(_parameters(torch.bfloat16))
