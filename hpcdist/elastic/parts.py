@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hpcdist.elastic import buffers
+from hpcdist.elastic import buffers, passes
 from hpcdist.elastic.gradients import Gradients
 from hpcdist.elastic.sharded import (
     forget_pass,
@@ -27,6 +27,7 @@ from hpcdist.parallel.zero import ZeroRedundancyOptimizer
 
 #: Entries of the copy of a module.
 _PARAMETERS, _BUFFERS, _GRADIENTS = "parameters", "buffers", "gradients"
+_PASSES = "passes"
 #: Entry of the state of an optimizer.
 _GROUPS = "param_groups"
 
@@ -139,13 +140,13 @@ class _Module:
         # Buffers differ: each rank's running means are of its own data.
         both = list(zip(taken[_PARAMETERS], map(is_shard, self._parameters()), strict=True))
         own = {_PARAMETERS: [each for each, mine in both if mine], _BUFFERS: taken[_BUFFERS]}
-        own[_GRADIENTS] = taken.get(_GRADIENTS)  # under no_sync() they differ, too
+        own |= {name: taken.get(name) for name in (_GRADIENTS, _PASSES)}  # under no_sync() too
         return [each for each, mine in both if not mine], own
 
     def join(self, shared: Any, own: Any) -> dict[str, Any]:
         whole, shards = iter(shared), iter(own[_PARAMETERS])
         mine = [next(shards if is_shard(p) else whole) for p in self._parameters()]
-        return {_PARAMETERS: mine, _BUFFERS: own[_BUFFERS], _GRADIENTS: own.get(_GRADIENTS)}
+        return own | {_PARAMETERS: mine}
 
     def modules(self) -> list[torch.nn.Module]:
         return [self._module]
@@ -178,6 +179,7 @@ class _Module:
             _PARAMETERS: [local(parameter).clone() for parameter in every],
             _BUFFERS: buffers.take(self._module),
             _GRADIENTS: self._gradients.take(every, waits(self._module)),
+            _PASSES: passes.take(self._module),
         }
 
     @torch.no_grad()
@@ -187,6 +189,7 @@ class _Module:
             local(parameter).copy_(saved)
         buffers.put_back(self._module, taken[_BUFFERS])
         self._gradients.put_back(self._parameters(), taken.get(_GRADIENTS))
+        passes.put_back(self._module, taken.get(_PASSES))
 
 
 class _WithState(_Shared):

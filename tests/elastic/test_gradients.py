@@ -178,6 +178,43 @@ def test_backward_with_a_graph_adds_in_another_place(later):
             train({6})
 
 
+class _Branches(torch.nn.Module):
+    """Uses one of its parameters in some passes only, and has a running mean per rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.at_times = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        x = self.norm(self.always(x))
+        return (x + self.at_times(x) if both else x).square().sum()
+
+
+@pytest.mark.parametrize("fails", ["begun", "forward", "backward"])
+def test_what_passes_under_no_sync_have_used_is_known_again(fails, rng):
+    """Else the average that follows takes a gradient of theirs for that of an unused parameter."""
+    inputs = [torch.from_numpy(rng.standard_normal((4, 3))).float() for _ in range(3)]
+    results = []
+    for disturbed in False, True:
+        torch.manual_seed(0)
+        model = dist.DistributedDataParallel(_Branches(), find_unused_parameters=True)
+        part = part_of(model, "model")
+        model(inputs[0] + dist.get_rank(), False).backward()
+        with model.no_sync():
+            model(inputs[1] + dist.get_rank(), True).backward()
+        taken = part.take()
+        if disturbed:
+            if fails != "begun":
+                loss = model(inputs[2] - dist.get_rank(), False)
+                loss.backward() if fails == "backward" else None
+            part.restore(taken)
+        model(inputs[2] + dist.get_rank(), False).backward()
+        results.append([p.grad for p in model.parameters()] + list(model.buffers()))
+    same = [torch.equal(one, other) for one, other in zip(*results, strict=True)]
+    parallel_assert(all(same), same)
+
+
 def test_a_parameter_that_is_a_part_itself():
     """What a step that failed had added stayed, and the repeated one added to it."""
     weight, still = torch.ones(3, requires_grad=True), torch.ones(3)

@@ -434,6 +434,17 @@ class DistributedDataParallel(torch.nn.Module, Settings, Uneven):
             and bool(self._buffers_of_module)
         )
 
+    def go_on_from(self, syncs: bool) -> None:
+        """Say for :mod:`hpcdist.elastic` whether the next forward synchronizes buffers.
+
+        Parameters
+        ----------
+        syncs : bool
+            The same on all ranks, which have put the buffers of a commit back.
+        """
+        self._generation = self.process_group.members.generation
+        self.require_forward_param_sync = syncs
+
     def _sync_buffers(self, when: str, root: int = 0) -> None:
         if self.will_sync_module_buffers():
             futures = self._buffers_of_module.sync(when, root)

@@ -127,6 +127,7 @@ class Reducer:
         self._template = [1] * total  # how many gradients each parameter gets per pass
         self._left = self._template[:]  # and how many are still missing
         self._pass = CutOff(self._pipeline, self.transfer, self.stats)
+        self._recalled: bytes | None = None  # for the next forward
         # The order in which gradients become ready, in the first pass; then it waits to be taken
         # over by the next forward.
         self._order: list[int] | None = [] if not find_unused else None
@@ -251,6 +252,17 @@ class Reducer:
             else:
                 self._pass.task = None  # torch.autograd.grad raised, in which no rank averages
         self._pass.check(self.transfer.group.members.generation != self._generation)
+        if self._recalled is not None:  # after the failed pass has gone
+            self._usage.recall(self._recalled)
+            self._recalled = None
+
+    def noted(self) -> bytes:
+        """Return which parameters have gradients that are not averaged, as under ``no_sync``."""
+        return self._usage.noted()
+
+    def recall(self, noted: bytes) -> None:
+        """Let the next forward go on from what :meth:`noted` said then."""
+        self._recalled = noted
 
     def rebuild(self) -> bool:
         """Adopt the order of rank 0's first backward pass; collective if that is over.

@@ -83,6 +83,14 @@ class Usage:
         """Record that a parameter got a gradient on this rank."""
         self._here[index] = 1
 
+    def noted(self) -> bytes:
+        """Return which parameters got a gradient on this rank since the last average."""
+        return bytes(self._here)
+
+    def recall(self, noted: bytes) -> None:
+        """Let those be what is noted, whatever came since."""
+        self._here = bytearray(noted)
+
     def used(self, index: int) -> bool:
         """Return whether a parameter got a gradient on this rank since the last average."""
         return bool(self._here[index])
