@@ -15,6 +15,11 @@ _HOOKS = (
 )
 
 
+def of_no_parameter(key: Any) -> bool:
+    """Return whether a key of an optimizer's state is a name, of what belongs to it as a whole."""
+    return not isinstance(key, int)
+
+
 def load(thing: Any, state: dict[str, Any]) -> None:
     """Load a ``state_dict``, and leave each tensor its dtype.
 
@@ -31,14 +36,14 @@ def load(thing: Any, state: dict[str, Any]) -> None:
     """
     thing.load_state_dict(state)
     inner = getattr(thing, "optim", thing)  # that of a PostLocalSGDOptimizer
-    if not _is_plain(inner) or getattr(thing, "state", None) is not inner.state:
+    kept: dict[Any, Any] = getattr(inner, "state", {})
+    if not _is_plain(inner) or getattr(thing, "state", None) is not kept:
         return
     parameters = [p for group in inner.param_groups for p in group["params"]]
     numbers = [n for group in state["param_groups"] for n in group["params"]]
     for parameter, number in zip(parameters, numbers, strict=True):
-        if parameter in inner.state:
-            saved = state["state"].get(number)
-            inner.state[parameter] = _with_types(inner.state[parameter], saved)
+        if parameter in kept:
+            kept[parameter] = _with_types(kept[parameter], state["state"].get(number))
 
 
 def _is_plain(thing: Any) -> bool:

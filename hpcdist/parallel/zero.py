@@ -19,6 +19,7 @@ from hpcdist.groups.state import ProcessGroup
 from hpcdist.parallel import optimizer_state
 from hpcdist.parallel.host import on_cpu
 from hpcdist.parallel.join import Join, Joinable, JoinHook
+from hpcdist.parallel.optimizer_state import of_no_parameter
 from hpcdist.parallel.sync import packed, send
 from hpcdist.parallel.zero_arguments import API, check_dense, check_divisible, checked, compare
 from hpcdist.parallel.zero_memory import Flats
@@ -29,11 +30,6 @@ _STALE = (
 )
 #: What each optimizer has for its own parameters.
 _OWN = ("params", "param_names")
-
-
-def _of_no_parameter(key: Any) -> bool:
-    """Whether a key of an optimizer's state is a name, of what belongs to it as a whole."""
-    return not isinstance(key, int)
 
 
 class _Hook(JoinHook):
@@ -436,10 +432,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         index = self._indices()
         numbers = [number for group in groups for number in group["params"]]
         state = state_dict["state"]
-        local: dict[str, Any] = {
-            "state": {key: value for key, value in state.items() if _of_no_parameter(key)},
-            "param_groups": [],
-        }
+        whole = {key: value for key, value in state.items() if of_no_parameter(key)}
+        local: dict[str, Any] = {"state": whole, "param_groups": []}
         for place, parameter in enumerate(self._of_rank(self.rank)):
             number = numbers[index[parameter]]
             if number in state:
@@ -459,7 +453,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     def _numbered(self, rank: int, state: dict[Any, Any]) -> dict[Any, Any]:
         """Return a rank's state by the parameters' numbers among all."""
         index, order = self._indices(), self._of_rank(rank)
-        return {k if _of_no_parameter(k) else index[order[k]]: v for k, v in state.items()}
+        return {k if of_no_parameter(k) else index[order[k]]: v for k, v in state.items()}
 
     def _indices(self) -> dict[torch.Tensor, int]:
         ordered = [p for group in self.param_groups for p in group["params"]]
@@ -498,7 +492,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         index = self._indices()
         mine = self._of_rank(self.rank)
         local: dict[str, Any] = self.optim.state_dict()
-        local["state"] = {key: state[key] for key in state if _of_no_parameter(key)}
+        local["state"] = {key: state[key] for key in state if of_no_parameter(key)}
         for place, parameter in enumerate(mine):
             if index[parameter] in state:
                 local["state"][place] = state[index[parameter]]
