@@ -64,9 +64,7 @@ cdef Work start_message(Comm comm, hd_job* job, object keep, object tensor, hd_j
     hd_p2p_start(comm.c, job)
     if hd_job_state(job) == HD_DONE:
         job.refs = 1  # nobody but the Work knows it
-        return work
-    hold_memory(job, keep)
-    if posted != NULL:
+    elif posted != NULL:
         job.next = posted[0]
         posted[0] = job
     else:

@@ -402,7 +402,6 @@ cdef Work queue(Comm comm, hd_job* j, object keep, list outputs):
     cdef Work work
     cdef int rc
     try:
-        keep = with_memory(keep)
         job = new_job()
     except BaseException:
         hd_job_clear(j)
@@ -449,40 +448,3 @@ cdef Work adopt(Comm comm, hd_job* job, object keep, object outputs):
     work.comm = comm
     work.outputs = outputs
     return work
-
-
-cdef object plain_tensor = None, parameter = None  # torch's classes, once it has been imported
-cdef object modes_on = None                        # whether Python code takes the place of its methods in this thread
-
-
-cdef object with_memory(object keep):
-    """What is kept, with the memory that ``tensor.data = other`` takes from a tensor. No Python code runs in here.
-
-    Tensors of other classes are kept alone: what they have in place of torch's methods could be anything.
-    """
-    global plain_tensor, parameter, modes_on
-    if parameter is None:
-        parameter = getattr(loaded_modules.get("torch.nn.parameter"), "Parameter", None)
-        if parameter is None:
-            return keep
-        plain_tensor = parameter.__base__
-        modes_on = getattr(loaded_modules["torch"]._C, "_is_torch_function_mode_enabled", None)
-    return keep if modes_on is None or modes_on() else beside_its_memory(keep)
-
-
-cdef object beside_its_memory(object keep):
-    kind = type(keep)
-    if kind is tuple or kind is list:
-        return [beside_its_memory(each) for each in keep]
-    return (keep, keep.untyped_storage()) if kind is plain_tensor or kind is parameter else keep
-
-
-cdef void hold_memory(hd_job* job, object keep) noexcept:
-    """The same for what a job keeps already."""
-    try:
-        more = with_memory(keep)
-    except MemoryError:
-        return
-    Py_INCREF(more)
-    job.keep = <void*> more
-    Py_DECREF(keep)
