@@ -293,7 +293,7 @@ void hd_ft_revoke_with(hd_comm *c, enum hd_part which, MPI_Comm part)
     pthread_mutex_lock(&s->mu);
     c->parts[which] = part;
     pthread_mutex_unlock(&s->mu);
-    if (hd_session_broken(s)) /* whoever broke it may not have seen the part */
+    if (__atomic_load_n(&s->broken, __ATOMIC_ACQUIRE)) /* by one who may not have seen the part */
         hd_ft_break(s);
 }
 
