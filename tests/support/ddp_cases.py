@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -142,3 +143,17 @@ def side_by_side(
                 f"step {number}: off by {distance(ours.module, other.module)} from torch",
             )
     return ours.module
+
+
+class Boom(Exception):
+    """Raised in the middle of a backward pass."""
+
+
+def explode(*_tensors: torch.Tensor) -> None:
+    """Raise it: a hook of a tensor or a node."""
+    raise Boom
+
+
+def boom_if(fails: bool) -> contextlib.AbstractContextManager[Any]:
+    """Expect it on the ranks that fail."""
+    return pytest.raises(Boom) if fails else contextlib.nullcontext()

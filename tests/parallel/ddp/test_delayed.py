@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from ddp_cases import DDP, SpareNet, grads
+from ddp_cases import DDP, Boom, SpareNet, explode, grads
 from torch import nn
 
 import hpcdist as dist
@@ -91,14 +91,6 @@ def test_each_backward_averages(use: Callable[[DDP], list[int]], everything: boo
         for ours, expected in pairs:
             for a, b in zip(grads(ours), grads(expected), strict=True):
                 parallel_assert(torch.allclose(a, b, atol=1e-6), f"{a}, not {b}")
-
-
-class Boom(Exception):
-    pass
-
-
-def explode(*_gradients: torch.Tensor) -> None:
-    raise Boom
 
 
 @pytest.mark.parametrize("where", ["an unused parameter", "after the trigger", "before it"])

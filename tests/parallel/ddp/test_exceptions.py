@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import DDP
+from ddp_cases import DDP, Boom, boom_if, explode
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,14 +17,6 @@ from hpcdist.parallel import comm_hooks as hooks
 from hpcdist.testing import parallel_assert, parallel_raises
 
 pytestmark = pytest.mark.ranks
-
-
-class Boom(Exception):
-    pass
-
-
-def explode(_gradient: torch.Tensor) -> None:
-    raise Boom
 
 
 def last() -> bool:
@@ -52,10 +44,7 @@ def test_an_exception_behind_the_last_gradient(options: dict, everywhere: bool) 
         behind = x * 1.0
         behind.register_hook(explode if raises else lambda grad: grad)
         loss = model(behind).sum()
-        if raises:
-            with pytest.raises(Boom):
-                loss.backward()
-        else:
+        with boom_if(raises):
             loss.backward()
     model.zero_grad()
     loss = model(x).sum()
@@ -192,10 +181,7 @@ def test_an_exception_in_autograd_grad_on_one_rank_concerns_no_other(kind: str) 
         behind = x * 1.0
         loss = model(behind).sum()
         behind.register_hook(explode if last() else lambda grad: grad)
-        if last():
-            with pytest.raises(Boom):
-                torch.autograd.grad(loss, [x, at])
-        else:
+        with boom_if(last()):
             torch.autograd.grad(loss, [x, at])
     for _ in range(2):
         model.zero_grad()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ddp_cases import in_pieces
+from ddp_cases import Boom, explode, in_pieces
 from patience import at_most, hasty_group
 from torch import nn
 
@@ -250,14 +250,6 @@ def test_with_the_entry_check_off_an_incomplete_backward_cannot_be_wound_up() ->
     with parallel_raises(dist.DistError, match="no safe way to tell the other ranks"):
         model(x)
     dist.destroy_process_group(group)
-
-
-class Boom(Exception):
-    pass
-
-
-def explode(_parameter: torch.Tensor) -> None:
-    raise Boom
 
 
 @pytest.mark.parametrize("cap", [0, None])
